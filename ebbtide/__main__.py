@@ -1,0 +1,49 @@
+"""The ``ebbtide`` command line. Results go to stdout, progress and logs to stderr."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from ebbtide import __version__
+from ebbtide.platform import log
+from ebbtide.platform.errors import EbbtideError
+
+app = typer.Typer(
+    name="ebbtide",
+    help="Train, tune and serve language models on Ray at the lowest cost per completed run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ebbtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def entry(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    log.configure()
+
+
+def main() -> None:
+    """Run the command line; an error of ebbtide's tree becomes one message and its exit code."""
+    try:
+        app()
+    except EbbtideError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, style="red")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

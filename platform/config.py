@@ -1,0 +1,201 @@
+"""Job files: one strict YAML loader and the base class of every configuration model.
+
+Promises: a key that is unknown, given twice, of the wrong type or impossible is refused before
+anything starts, with file, line, the path of the key and the nearest known key. Scalars follow the
+YAML 1.2 core schema (``1e-4`` is a number, ``no`` and ``on`` are text).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from ebbtide.platform.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+C = TypeVar("C", bound=BaseModel)
+
+
+class Config(BaseModel):
+    """Base of every configuration model: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class _Document:
+    value: Any
+    lines: Mapping[KeyPath, int]  # 1-based line of each key
+
+
+class _CoreSchemaLoader(yaml.SafeLoader):
+    """PyYAML's safe loader with the scalars of YAML 1.2's core schema, and no merging of keys."""
+
+
+_CoreSchemaLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+):
+    _CoreSchemaLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), [*_first, *([""] * (_tag == "null"))]
+    )
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+
+_CoreSchemaLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def dotted(path: KeyPath) -> str:
+    """``("workers", "min")`` -> ``workers.min``."""
+    return ".".join(str(part) for part in path)
+
+
+def _parse(text: str, where: str) -> _Document:
+    """YAML text to plain values, with the line of every key; duplicates are refused."""
+    loader = _CoreSchemaLoader(text)
+    lines: dict[KeyPath, int] = {}
+
+    def walk(node: yaml.Node, path: KeyPath) -> None:
+        lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            seen: set[Hashable] = set()
+            for key_node, value_node in node.value:
+                key = loader.construct_object(key_node, deep=True)
+                line = key_node.start_mark.line + 1
+                if not isinstance(key, str):
+                    raise ConfigError(f"{where}:{line}: key {key!r} must be text")
+                if key in seen:
+                    first = lines[(*path, key)]
+                    raise ConfigError(
+                        f"{where}:{line}: {dotted((*path, key))} is given twice "
+                        f"(first on line {first}); remove one"
+                    )
+                seen.add(key)
+                lines[(*path, key)] = line
+                walk(value_node, (*path, key))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                walk(item, (*path, index))
+
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return _Document({}, {(): 1})
+        walk(root, ())
+        return _Document(loader.construct_document(root), lines)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from error
+    finally:
+        loader.dispose()
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is not None or isinstance(annotation, UnionType):
+        return [model for arg in get_args(annotation) for model in _models_in(arg)]
+    return []
+
+
+def _known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that the model knows at ``path`` (the path of the mapping, not of a key in it)."""
+    models = [model]
+    for part in path:
+        models = [
+            found
+            for owner in models
+            for name, field in owner.model_fields.items()
+            if isinstance(part, int) or part == name
+            for found in _models_in(field.annotation)
+        ] or (models if isinstance(part, int) else [])
+    return sorted({name for owner in models for name in owner.model_fields})
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known keys: {', '.join(known)}" if known else "no key is known here"
+
+
+def _message(error: ErrorDetails, model: type[BaseModel], document: _Document, where: str) -> str:
+    path: KeyPath = tuple(error["loc"])
+    at = path
+    while at and at not in document.lines:
+        at = at[:-1]
+    place = f"{where}:{document.lines.get(at, 1)}"
+    name = dotted(path) or "the file"
+    if error["type"] == "extra_forbidden":
+        hint = _nearest(str(path[-1]), _known_keys(model, path[:-1]))
+        return f"{place}: {name} is not a known key; {hint}"
+    if error["type"] == "missing":
+        return f"{place}: {name} is missing; add it"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {name}: {message[:1].lower()}{message[1:]} (found {error['input']!r})"
+
+
+def _apply(document: _Document, assignment: str) -> None:
+    """``--set optimizer.lr=3e-4``: the value is YAML, the path is dotted."""
+    name, equals, text = assignment.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--set {assignment}: write KEY.PATH=VALUE")
+    *parents, last = name.strip().split(".")
+    target = document.value
+    for part in parents:
+        child = target.get(part)
+        if child is None:
+            child = target[part] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {assignment}: {part} holds no keys")
+        target = child
+    target[last] = _parse(text, f"--set {name}").value if text.strip() else None
+
+
+def parse(
+    text: str, model: type[C], where: str = "config", overrides: Sequence[str] = ()
+) -> C:
+    """Validate YAML text against a model. Raises ConfigError with every fault, one a line."""
+    document = _parse(text, where)
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{where}: must be a mapping of keys to values")
+    for assignment in overrides:
+        _apply(document, assignment)
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        faults = [_message(fault, model, document, where) for fault in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(faults))) from error
+
+
+def load(path: str | Path, model: type[C], overrides: Sequence[str] = ()) -> C:
+    """Read and validate a job file; ``overrides`` are ``KEY.PATH=VALUE`` texts from ``--set``."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return parse(text, model, str(path), overrides)
+
+
+def dump(config: BaseModel) -> str:
+    """The job file of a model, as YAML that :func:`parse` reads back to an equal model."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)

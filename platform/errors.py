@@ -1,0 +1,95 @@
+"""The one tree of errors that ebbtide raises, and the exit code each one leads to.
+
+::
+
+    EbbtideError            1   anything below; the message says what, where and what to do
+    ├── ConfigError         2   a job file, flag or environment variable is wrong
+    ├── DataError           3   a source, a token shard or an index cannot be used
+    ├── StorageError        4   an object could not be read or written
+    │   ├── NotFound            the object is not there
+    │   ├── AlreadyExists       a conditional put lost, or the output holds other data
+    │   └── AccessError         credentials, permission, bucket, endpoint or clock
+    ├── CheckpointError     5   no usable checkpoint, or it does not fit the model
+    ├── ClusterError        6   Ray is not reachable, or has too little for the job
+    ├── TrainingError       7   the run ended: user code raised, the loss is not finite
+    ├── ServeError          8   an endpoint could not be started or an export not be served
+    ├── TuneError           9   a sweep has no successful trial, or the pool is not usable
+    └── CostError          10   a price or a ledger that is asked for is not there
+
+An interrupt (Ctrl-C, SIGTERM) exits with 130 or 143, a usage error of the command line with 2.
+Foreign errors (botocore, Ray, OSError) are mapped to this tree at the seam where they enter.
+"""
+
+from __future__ import annotations
+
+
+class EbbtideError(Exception):
+    """Root of the tree; ``exit_code`` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class ConfigError(EbbtideError):
+    """A job file, a flag or an environment variable is wrong; nothing has been started."""
+
+    exit_code = 2
+
+
+class DataError(EbbtideError):
+    """A source document, a token shard or an index cannot be used."""
+
+    exit_code = 3
+
+
+class StorageError(EbbtideError):
+    """An object could not be read or written."""
+
+    exit_code = 4
+
+
+class NotFound(StorageError):
+    """The object is not there."""
+
+
+class AlreadyExists(StorageError):
+    """A conditional put lost, or an output already holds other data."""
+
+
+class AccessError(StorageError):
+    """Credentials, permission, bucket, endpoint or the machine's clock are wrong."""
+
+
+class CheckpointError(EbbtideError):
+    """No usable checkpoint, or one that does not fit the model."""
+
+    exit_code = 5
+
+
+class ClusterError(EbbtideError):
+    """Ray cannot be reached, or the cluster has too little for the job."""
+
+    exit_code = 6
+
+
+class TrainingError(EbbtideError):
+    """The run ended: user code raised, or the loss is not finite."""
+
+    exit_code = 7
+
+
+class ServeError(EbbtideError):
+    """An endpoint could not be started, or an export cannot be served."""
+
+    exit_code = 8
+
+
+class TuneError(EbbtideError):
+    """A sweep has no successful trial, or the pool cannot be used."""
+
+    exit_code = 9
+
+
+class CostError(EbbtideError):
+    """A price or a ledger that is asked for is not there."""
+
+    exit_code = 10

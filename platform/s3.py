@@ -1,0 +1,192 @@
+"""S3 (and what speaks its protocol) behind :class:`~ebbtide.platform.storage.Storage`, over boto3.
+
+Endpoint, region and credentials are those of the standard AWS variables (``AWS_ENDPOINT_URL``,
+``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ...) and files. Transient faults are retried by botocore with
+growing gaps; what stays broken is mapped to the error tree with what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.config
+import botocore.exceptions
+from boto3.exceptions import Boto3Error, S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+
+from ebbtide.platform.errors import AccessError, AlreadyExists, EbbtideError, NotFound, StorageError
+from ebbtide.platform.storage import ObjectInfo, check_key
+
+_MAX_ATTEMPTS = 6
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 60
+_PART_BYTES = 16 * 2**20
+
+_ACCESS = {
+    "AccessDenied": "permission denied; allow s3:GetObject, PutObject, DeleteObject and ListBucket",
+    "403": "permission denied; check the credentials and the bucket's policy",
+    "InvalidAccessKeyId": "the access key is not known; check AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret key is wrong; check AWS_SECRET_ACCESS_KEY",
+    "ExpiredToken": "the session token has expired; renew the credentials",
+    "NoSuchBucket": "no such bucket; create it or correct the URI",
+    "RequestTimeTooSkewed": "clock skew: this machine's clock differs from the server's; set the clock",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
+    "AuthorizationHeaderMalformed": "the region is wrong; set AWS_REGION",
+}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_LOST = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+
+
+def map_error(error: Exception, where: str) -> EbbtideError:
+    """The error of ebbtide's tree for one of boto3's; ``where`` names URI and operation."""
+    if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    if isinstance(error, botocore.exceptions.ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in _MISSING:
+            return NotFound(f"{where}: not there")
+        if code in _LOST:
+            return AlreadyExists(f"{where}: exists already")
+        if code in _ACCESS:
+            return AccessError(f"{where}: {_ACCESS[code]}")
+        return StorageError(f"{where}: the server answered {code or error}")
+    if isinstance(error, botocore.exceptions.NoCredentialsError):
+        return AccessError(
+            f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or give the machine an instance profile"
+        )
+    if isinstance(error, botocore.exceptions.NoRegionError):
+        return AccessError(f"{where}: no region; set AWS_REGION")
+    if isinstance(error, botocore.exceptions.EndpointConnectionError | ValueError):
+        return AccessError(f"{where}: {error}; check AWS_ENDPOINT_URL")
+    return StorageError(f"{where}: {error}")
+
+
+class S3Storage:
+    """Objects of one bucket under a prefix. The client is made on first use, once per process."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self._lock = threading.Lock()
+        self._made: tuple[int, Any] | None = None
+
+    def __getstate__(self) -> tuple[str, str]:
+        return self._bucket, self._prefix
+
+    def __setstate__(self, state: tuple[str, str]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a client never travels between processes
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._made is None or self._made[0] != os.getpid():
+                config = botocore.config.Config(
+                    retries={"mode": "standard", "max_attempts": _MAX_ATTEMPTS},
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    read_timeout=_READ_TIMEOUT_S,
+                )
+                session = boto3.session.Session()
+                region = session.region_name or os.environ.get("AWS_REGION")
+                if region is None and os.environ.get("AWS_ENDPOINT_URL"):
+                    region = "us-east-1"  # what S3-compatible servers expect when none is set
+                self._made = (
+                    os.getpid(),
+                    session.client("s3", config=config, region_name=region),
+                )
+            return self._made[1]
+
+    @contextlib.contextmanager
+    def _mapped(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise map_error(error, f"{self.uri}: cannot {what}") from error
+        except (Boto3Error, ValueError) as error:
+            raise map_error(error, f"{self.uri}: cannot {what}") from error
+
+    def _key(self, key: str) -> str:
+        check_key(key)
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        with self._mapped(f"write {key}"):
+            self._client().put_object(
+                Bucket=self._bucket, Key=self._key(key), Body=data, **condition
+            )
+
+    def put_file(self, key: str, path: Path) -> None:
+        with self._mapped(f"write {key}"):
+            self._client().upload_file(
+                str(path),
+                self._bucket,
+                self._key(key),
+                Config=TransferConfig(
+                    multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES
+                ),
+            )
+
+    def get(self, key: str) -> bytes:
+        with self._mapped(f"read {key}"):
+            answer = self._client().get_object(Bucket=self._bucket, Key=self._key(key))
+            return bytes(answer["Body"].read())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        with self._mapped(f"read {key}"):
+            answer = self._client().get_object(
+                Bucket=self._bucket,
+                Key=self._key(key),
+                Range=f"bytes={start}-{start + length - 1}",
+            )
+            return bytes(answer["Body"].read())
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".staged-", dir=path.parent)
+        os.close(handle)
+        try:
+            with self._mapped(f"read {key}"):
+                self._client().download_file(self._bucket, self._key(key), name)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def size(self, key: str) -> int:
+        with self._mapped(f"read {key}"):
+            answer = self._client().head_object(Bucket=self._bucket, Key=self._key(key))
+            return int(answer["ContentLength"])
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        root = f"{self._prefix}/" if self._prefix else ""
+        found = []
+        with self._mapped("list"):
+            pages = self._client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=root + prefix):
+                for entry in page.get("Contents", []):
+                    found.append(
+                        ObjectInfo(
+                            entry["Key"].removeprefix(root),
+                            int(entry["Size"]),
+                            entry["LastModified"].timestamp(),
+                        )
+                    )
+        return sorted(found, key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        with self._mapped(f"delete {key}"):
+            self._client().delete_object(Bucket=self._bucket, Key=self._key(key))
+
+    def child(self, prefix: str) -> S3Storage:
+        return S3Storage(self._bucket, self._key(prefix.rstrip("/")))

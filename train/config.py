@@ -1,0 +1,174 @@
+"""The configuration of a training job: what ``ebbtide train FILE`` reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ebbtide.platform.config import Config
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Uri = Annotated[str, Field(min_length=1)]
+Spec = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""``module:function``, imported from the working directory."""
+
+
+class ModelConfig(Config):
+    """Which model is trained.
+
+    ``source`` is a ``config.json``, or a directory (local or ``s3://``) that holds one; with
+    ``weights: pretrained`` the directory's safetensors are loaded, with ``random`` they are not
+    looked at. ``factory`` names a user's own ``module:function`` instead.
+    """
+
+    source: Uri | None = None
+    weights: Literal["random", "pretrained"] = "random"
+    factory: Spec | None = None
+    loss: Spec | None = None
+    activation_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelConfig:
+        if (self.source is None) == (self.factory is None):
+            raise ValueError("give either model.source or model.factory")
+        if self.factory is not None and self.weights == "pretrained":
+            raise ValueError("model.weights: pretrained needs model.source")
+        return self
+
+
+class DataConfig(Config):
+    """Prepared token shards (``ebbtide data prepare``) and how they are cut into sequences."""
+
+    uri: Uri
+    sequence_length: Annotated[int, Field(ge=2)]
+
+
+class BatchConfig(Config):
+    """The global batch, constant for the run, in sequences; cut into micro-batches of fixed shape.
+
+    Micro-batches are what ranks share out: their number bounds how many ranks can be of use.
+    """
+
+    global_sequences: Positive
+    micro_sequences: Positive
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches make one global batch."""
+        return self.global_sequences // self.micro_sequences
+
+    @model_validator(mode="after")
+    def _divides(self) -> BatchConfig:
+        if self.global_sequences % self.micro_sequences:
+            raise ValueError("batch.global_sequences must be a multiple of batch.micro_sequences")
+        return self
+
+
+class OptimizerConfig(Config):
+    """AdamW with global-norm clipping (``clip_norm`` 0 switches clipping off)."""
+
+    lr: Annotated[float, Field(gt=0)]
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+
+
+class ScheduleConfig(Config):
+    """Linear warm-up, then a cosine down to ``min_lr_ratio`` of the peak at the last step."""
+
+    warmup_steps: NonNegative = 0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class ValidationConfig(Config):
+    """Validation loss over the first ``sequences`` of the validation split, every N steps.
+
+    ``every_steps`` 0 validates only after the last step.
+    """
+
+    every_steps: NonNegative = 0
+    sequences: Positive = 64
+
+
+class CheckpointConfig(Config):
+    """Save every N steps (and always after the last one); keep the newest ``keep_last``."""
+
+    every_steps: Positive = 50
+    keep_last: Positive = 3
+
+
+class WorkersConfig(Config):
+    """Elastic workers: the run starts with what there is between ``min`` and ``max``."""
+
+    min: Positive = 1
+    max: Positive = 1
+    cpus: Annotated[float, Field(ge=0)] = 1
+    gpus: Annotated[float, Field(ge=0)] = 0
+    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    threads: Positive = 1
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600
+    max_failures: NonNegative = 3
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorkersConfig:
+        if self.max < self.min:
+            raise ValueError("workers.max must not be below workers.min")
+        if not self.cpus and not self.gpus:
+            raise ValueError("a worker needs workers.cpus or workers.gpus")
+        return self
+
+
+class CostConfig(Config):
+    """What a node of this job costs: a type of the price catalogue, and its market.
+
+    Nodes that carry the Ray labels ``ebbtide.dev/instance-type`` and ``ebbtide.dev/market`` are
+    priced by those; this is for nodes without.
+    """
+
+    instance_type: str | None = None
+    market: Literal["spot", "on_demand", "on_prem"] = "on_demand"
+    catalogue: str | None = None
+
+
+class TrainConfig(Config):
+    """One training job."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    storage: Uri
+    seed: NonNegative = 0
+    steps: Positive
+    precision: Literal["fp32", "bf16"] = "fp32"
+    model: ModelConfig
+    data: DataConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    validation: ValidationConfig = ValidationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    workers: WorkersConfig = WorkersConfig()
+    cost: CostConfig = CostConfig()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Predicted tokens of one global batch, before masking."""
+        return self.batch.global_sequences * self.data.sequence_length
+
+    @property
+    def run_uri(self) -> str:
+        """Where the run keeps checkpoints, ledger and events."""
+        return f"{self.storage.rstrip('/')}/{self.name}"
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainConfig:
+        if self.schedule.warmup_steps > self.steps:
+            raise ValueError("schedule.warmup_steps must not exceed steps")
+        if self.workers.max > self.batch.micro_batches:
+            raise ValueError(
+                f"workers.max is {self.workers.max}, but a step has only "
+                f"{self.batch.micro_batches} micro-batches to share out"
+            )
+        return self
