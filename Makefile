@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps
 
 .PHONY: setup demo test check format lock clean
 setup: $(READY)

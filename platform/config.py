@@ -50,7 +50,9 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", "~nN\0"),
 ):
     _CoreSchemaLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), [*_first, *([""] * (_tag == "null"))]
+        f"tag:yaml.org,2002:{_tag}",
+        re.compile(rf"^(?:{_pattern})$"),
+        [*_first, *([""] * (_tag == "null"))],
     )
 
 
@@ -69,7 +71,6 @@ def dotted(path: KeyPath) -> str:
 
 def _parse(text: str, where: str) -> _Document:
     """YAML text to plain values, with the line of every key; duplicates are refused."""
-    loader = _CoreSchemaLoader(text)
     lines: dict[KeyPath, int] = {}
 
     def walk(node: yaml.Node, path: KeyPath) -> None:
@@ -95,18 +96,19 @@ def _parse(text: str, where: str) -> _Document:
                 walk(item, (*path, index))
 
     try:
+        loader = _CoreSchemaLoader(text)
         root = loader.get_single_node()
         if root is None:
             return _Document({}, {(): 1})
         walk(root, ())
         return _Document(loader.construct_document(root), lines)
-    except yaml.YAMLError as error:
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deeply, or an alias that holds itself") from error
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from error
-    finally:
-        loader.dispose()
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -171,9 +173,7 @@ def _apply(document: _Document, assignment: str) -> None:
     target[last] = _parse(text, f"--set {name}").value if text.strip() else None
 
 
-def parse(
-    text: str, model: type[C], where: str = "config", overrides: Sequence[str] = ()
-) -> C:
+def parse(text: str, model: type[C], where: str = "config", overrides: Sequence[str] = ()) -> C:
     """Validate YAML text against a model. Raises ConfigError with every fault, one a line."""
     document = _parse(text, where)
     if not isinstance(document.value, dict):

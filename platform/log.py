@@ -1,7 +1,7 @@
 """Logging, configured once at the entry of a process.
 
-A human line goes to stderr; where a path is given, the same event goes to a JSON-lines file with the
-context (run, attempt, rank, step) that :func:`bind` has set for this process. Modules use
+A human line goes to stderr; where a path is given, the same event goes to a JSON-lines file with
+the context (run, attempt, rank, step) that :func:`bind` has set for this process. Modules use
 ``logging.getLogger(__name__)`` and pass event fields as ``extra={"event": {...}}``.
 """
 

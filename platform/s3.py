@@ -22,7 +22,7 @@ from boto3.exceptions import Boto3Error, S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 
 from ebbtide.platform.errors import AccessError, AlreadyExists, EbbtideError, NotFound, StorageError
-from ebbtide.platform.storage import ObjectInfo, check_key
+from ebbtide.platform.storage import Listing, ObjectInfo, check_key
 
 _MAX_ATTEMPTS = 6
 _CONNECT_TIMEOUT_S = 5
@@ -36,7 +36,7 @@ _ACCESS = {
     "SignatureDoesNotMatch": "the secret key is wrong; check AWS_SECRET_ACCESS_KEY",
     "ExpiredToken": "the session token has expired; renew the credentials",
     "NoSuchBucket": "no such bucket; create it or correct the URI",
-    "RequestTimeTooSkewed": "clock skew: this machine's clock differs from the server's; set the clock",
+    "RequestTimeTooSkewed": "clock skew: this machine's clock is not the server's; set it",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the region is wrong; set AWS_REGION",
 }
@@ -168,7 +168,7 @@ class S3Storage:
             answer = self._client().head_object(Bucket=self._bucket, Key=self._key(key))
             return int(answer["ContentLength"])
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str = "") -> Listing:
         root = f"{self._prefix}/" if self._prefix else ""
         found = []
         with self._mapped("list"):

@@ -1,8 +1,8 @@
 """Objects under a URI: one Protocol for a local directory and for S3.
 
-Promises: a ``put`` is atomic (a reader sees the whole object or none), ``if_absent`` lets exactly one
-of several writers win, and every foreign error arrives as a :class:`StorageError` that names the URI.
-Keys are relative, ``/``-separated and never leave the storage's root.
+Promises: a ``put`` is atomic (a reader sees the whole object or none), ``if_absent`` lets exactly
+one of several writers win, and every foreign error arrives as a :class:`StorageError` that names the
+URI. Keys are relative, ``/``-separated and never leave the storage's root.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class ObjectInfo:
     key: str
     size_bytes: int
     modified_s: float
+
+
+Listing = list[ObjectInfo]
 
 
 class Storage(Protocol):
@@ -54,7 +57,7 @@ class Storage(Protocol):
     def size(self, key: str) -> int:
         """Bytes of an object. Raises NotFound."""
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str = "") -> Listing:
         """Every object whose key starts with ``prefix``, sorted by key."""
 
     def delete(self, key: str) -> None:
@@ -200,7 +203,7 @@ class LocalStorage:
         with self._mapped(f"read {key}"):
             return self._path(key).stat().st_size
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str = "") -> Listing:
         found = []
         with self._mapped("list"):
             for folder, _, names in os.walk(self._root):

@@ -2,7 +2,8 @@
 
 Run by ``make lock``. pip resolves (so its configured sources count); the packages in ``LEFT_OUT``
 are dropped because nothing here needs them and, built for CUDA, they break ``import transformers``
-beside a CPU build of torch (nixl-cu12: NIXL's plugins for CUDA 12, twice the download). The file is installed with ``--no-deps``.
+beside a CPU build of torch (nixl-cu12: NIXL again for CUDA 12). The file is installed with
+``--no-deps``.
 """
 
 from __future__ import annotations
