@@ -1,8 +1,8 @@
 """Objects under a URI: one Protocol for a local directory and for S3.
 
 Promises: a ``put`` is atomic (a reader sees the whole object or none), ``if_absent`` lets exactly
-one of several writers win, and every foreign error arrives as a :class:`StorageError` that names the
-URI. Keys are relative, ``/``-separated and never leave the storage's root.
+one of several writers win, and every foreign error arrives as a :class:`StorageError` that names
+the URI. Keys are relative, ``/``-separated and never leave the storage's root.
 """
 
 from __future__ import annotations
