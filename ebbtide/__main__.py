@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -36,8 +38,16 @@ def entry(
     log.configure()
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
-    """Run the command line; an error of ebbtide's tree becomes one message and its exit code."""
+    """Run the command line; an error of ebbtide's tree becomes one message and its exit code.
+
+    SIGTERM unwinds like Ctrl-C does, so that whatever was started is ended, and exits with 143.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except EbbtideError as error:
