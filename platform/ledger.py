@@ -18,18 +18,43 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from decimal import Decimal
 from types import TracebackType
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import CostError, EbbtideError, NotFound
-from ebbtide.platform.meter import Owner as Owner  # a record's word: also imported from here
-from ebbtide.platform.prices import Market
+from ebbtide.platform.meter import Owner
+from ebbtide.platform.records import (
+    Alive,
+    Attempt,
+    Finished,
+    Ledger,
+    LedgerFault,
+    NodeDown,
+    NodeUp,
+    Record,
+    Span,
+    Started,
+    encode,
+    parse_segment,
+)
 from ebbtide.platform.storage import Storage, open_storage
+
+__all__ = [
+    "Alive",
+    "Attempt",
+    "Finished",
+    "Ledger",
+    "LedgerFault",
+    "LedgerWriter",
+    "NodeDown",
+    "NodeUp",
+    "Owner",
+    "Record",
+    "Span",
+    "SpanRecorder",
+    "Started",
+    "read_ledger",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -39,94 +64,12 @@ _FIRST_INTERVAL_S, _LAST_INTERVAL_S, _INTERVAL_GROWTH = 2.0, 10.0, 1.05
 _MERGE_GAP_S = 0.05
 """Spans closer than this are merged; the small gaps in between count as idle."""
 
-Seconds = Annotated[FiniteFloat, Field(ge=0)]
-Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
-
-
-class _Record(BaseModel):
-    """Times are epoch seconds. Fields of a newer version are ignored, so old readers go on."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Started(_Record):
-    """A driver took the run up (again). Nodes of an earlier driver that crashed end before it."""
-
-    kind: Literal["started"] = "started"
-    time_s: Seconds
-
-
-class NodeUp(_Record):
-    """From now on the run has (and pays for) a node. None is an unknown price, never 0.
-
-    A second record for a node that is up changes its price from then on.
-    """
-
-    kind: Literal["node_up"] = "node_up"
-    node_id: str
-    time_s: Seconds
-    instance_type: str | None
-    market: Market
-    zone: str | None = None
-    usd_per_hour: Price | None
-    usd_per_hour_on_demand: Price | None
-
-
-class NodeDown(_Record):
-    """The node is gone, or given back."""
-
-    kind: Literal["node_down"] = "node_down"
-    node_id: str
-    time_s: Seconds
-
-
-class Attempt(_Record):
-    """A generation starts; ``index`` is unique in the run, ``first_step`` steps were finished."""
-
-    kind: Literal["attempt"] = "attempt"
-    index: Annotated[int, Field(ge=0)]
-    start_s: Seconds
-    first_step: Annotated[int, Field(ge=0)]
-
-
-class Span(_Record):
-    """What one process on a node did from ``start_s`` to ``end_s``: seconds by owner.
-
-    The seconds may sum to less than the interval. ``first_step`` and ``last_step`` (1-based) are
-    the steps at work in it; None outside of steps.
-    """
-
-    kind: Literal["span"] = "span"
-    node_id: str
-    attempt: Annotated[int, Field(ge=0)]
-    start_s: Seconds
-    end_s: Seconds
-    seconds: dict[Owner, Seconds]
-    first_step: int | None = None
-    last_step: int | None = None
-
-
-class Alive(_Record):
-    """The writer of the segment lived at ``time_s``; replaced at each flush."""
-
-    kind: Literal["alive"] = "alive"
-    time_s: Seconds
-
-
-class Finished(_Record):
-    """The driver is done with the run, and with its nodes, in this way."""
-
-    kind: Literal["finished"] = "finished"
-    time_s: Seconds
-    status: str
-
-
-Record = Started | NodeUp | NodeDown | Attempt | Span | Alive | Finished
-_ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-
 
 class SpanRecorder:
-    """A meter's sink: merges the spans of one process, node and attempt between flushes."""
+    """A meter's sink: merges the spans of one process, node and attempt between flushes.
+
+    Time between steps (step None) goes with the steps around it.
+    """
 
     def __init__(self, node_id: str, attempt: int, write: Callable[[Span], None]) -> None:
         self._node_id, self._attempt, self._write = node_id, attempt, write
@@ -146,10 +89,9 @@ class SpanRecorder:
             if self._open and not self._continues(start_s, step):
                 self._close()
             if not self._open:
-                self._open, self._start_s = True, start_s
-                self._steps = None if step is None else (step, step)
-            if step is not None and self._steps is not None:
-                self._steps = (self._steps[0], step)
+                self._open, self._start_s, self._steps = True, start_s, None
+            if step is not None:
+                self._steps = (step if self._steps is None else self._steps[0], step)
             self._end_s = end_s
             self._seconds[owner] = self._seconds.get(owner, 0.0) + end_s - start_s
 
@@ -164,9 +106,7 @@ class SpanRecorder:
     def _continues(self, start_s: float, step: int | None) -> bool:
         if not 0 <= start_s - self._end_s <= _MERGE_GAP_S:
             return False
-        if step is None or self._steps is None:
-            return step is None and self._steps is None
-        return 0 <= step - self._steps[1] <= 1
+        return step is None or self._steps is None or 0 <= step - self._steps[1] <= 1
 
     def _close(self) -> None:
         first, last = self._steps or (None, None)
@@ -224,8 +164,8 @@ class LedgerWriter:
                 recorder.flush()
             with self._lock:
                 pending, self._pending = self._pending, []
-            self._segment += b"".join(_line(record) for record in pending)
-            alive = _line(Alive(time_s=self._clock.time()))
+            self._segment += b"".join(encode(record) for record in pending)
+            alive = encode(Alive(time_s=self._clock.time()))
             key = f"{self._writer}-{self._sequence:06d}.jsonl"
             try:
                 self._storage.put(key, bytes(self._segment) + alive)
@@ -261,43 +201,6 @@ class LedgerWriter:
         while not self._closed.wait(interval_s):
             self.flush()
             interval_s = min(interval_s * _INTERVAL_GROWTH, _LAST_INTERVAL_S)
-
-
-def _line(record: Record) -> bytes:
-    return record.model_dump_json(exclude_none=False).encode() + b"\n"
-
-
-@dataclass(frozen=True)
-class LedgerFault:
-    """A line of a segment that could not be read: torn by a crash, damaged, or unknown."""
-
-    key: str
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """What was read: the records in no certain order, and what had to be left out."""
-
-    records: tuple[Record, ...]
-    faults: tuple[LedgerFault, ...] = ()
-
-
-def parse_segment(key: str, data: bytes) -> Ledger:
-    """The records of one segment; a line that is not one becomes a fault."""
-    records: list[Record] = []
-    faults: list[LedgerFault] = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(_ADAPTER.validate_json(line))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            faults.append(LedgerFault(key, number, f"{place} {first['msg']}".strip()))
-    return Ledger(tuple(records), tuple(faults))
 
 
 def read_ledger(run: str | Storage) -> Ledger:
