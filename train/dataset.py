@@ -16,6 +16,7 @@ token of a split but the very first is a label exactly once.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import tempfile
 from collections.abc import Mapping
@@ -120,7 +121,7 @@ def index_digest(uri: str) -> str:
 
 
 def read_tokenizer_files(uri: str) -> Mapping[str, bytes]:
-    """The tokenizer's files by plain name (``tokenizer.json``, ...). Raises DataError if damaged."""
+    """The tokenizer's files by plain name. Raises DataError for one that is damaged."""
     storage = open_storage(uri)
     files = {}
     for file in read_index(uri).tokenizer:
@@ -130,11 +131,15 @@ def read_tokenizer_files(uri: str) -> Mapping[str, bytes]:
     return files
 
 
+def _is_whole(file: StoredFile, data: bytes | memoryview) -> bool:
+    return len(data) == file.size_bytes and sha256(data) == file.sha256
+
+
 def _check(file: StoredFile, data: bytes | memoryview, uri: str) -> None:
-    if len(data) != file.size_bytes or sha256(data) != file.sha256:
+    if not _is_whole(file, data):
         raise DataError(
             f"{uri}/{file.key}: is not what was prepared ({len(data)} bytes, expected "
-            f"{file.size_bytes}; SHA-256 differs): restore it or prepare the dataset again"
+            f"{file.size_bytes}; SHA-256 differs): restore it, or delete it and prepare the dataset again"
         )
 
 
@@ -223,15 +228,14 @@ def map_shard(storage: Storage, shard: ShardInfo, cache_dir: Path) -> NDArray[An
     """A shard's tokens, checked and memory-mapped. Raises NotFound or DataError that names it."""
     import pyarrow as pa
 
-    if isinstance(storage, LocalStorage):
-        path = Path(storage.uri, shard.key)
-    else:
-        path = cache_dir / f"{shard.sha256}.arrow"
-        if not path.exists() or path.stat().st_size != shard.size_bytes:
-            storage.get_file(shard.key, path)
     try:
-        with pa.memory_map(str(path)) as source:
-            data = source.read_buffer()
+        if isinstance(storage, LocalStorage):
+            data = _map(Path(storage.uri, shard.key))
+        else:
+            path = cache_dir / f"{shard.sha256}.arrow"
+            if not path.exists() or not _is_whole(shard, _map(path)):
+                storage.get_file(shard.key, path)
+            data = _map(path)
     except FileNotFoundError as error:
         raise NotFound(
             f"{storage.uri}/{shard.key}: not there, though the index names it; "
@@ -239,8 +243,15 @@ def map_shard(storage: Storage, shard: ShardInfo, cache_dir: Path) -> NDArray[An
         ) from error
     except OSError as error:
         raise DataError(f"{storage.uri}/{shard.key}: cannot be read: {error}") from error
-    _check(shard, memoryview(data), storage.uri)
-    column = pa.ipc.open_file(data).get_batch(0).column(0)
+    _check(shard, data, storage.uri)
+    column = pa.ipc.open_file(pa.py_buffer(data)).get_batch(0).column(0)
     assert isinstance(column, pa.ListArray)
     values: NDArray[Any] = column.values.to_numpy(zero_copy_only=True)
     return values
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
