@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ebbtide import __version__
+from ebbtide.commands.cost import cost
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
 
@@ -36,6 +37,9 @@ def entry(
     ),
 ) -> None:
     log.configure()
+
+
+app.command()(cost)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -12,15 +12,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal, TypeVar
 
 from ebbtide.platform import timeline
 from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import Finished, NodeUp, Record, Started
+from ebbtide.platform.records import Alive, Finished, NodeUp, Record, Started
 
 _US_PER_HOUR = 3_600_000_000
 K = TypeVar("K", bound=Hashable)
+
+
+def usd_text(usd: Decimal, of: Decimal | None = None) -> str:
+    """Dollars for a person: cents, or four places beside a total ``of`` less than ten dollars."""
+    places = "0.01" if abs(usd if of is None else of) >= 10 else "0.0001"
+    return f"${usd.quantize(Decimal(places), ROUND_HALF_UP):,}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,12 @@ class Dollars:
     def partial(self) -> bool:
         """Whether some of the time has no known price."""
         return self.unpriced_us > 0
+
+    def text(self, of: Dollars | None = None) -> str:
+        """For a person; with as many places as fit the total ``of``."""
+        if self.usd is None:
+            return "unknown"
+        return usd_text(self.usd, (of or self).usd) + (" (partial)" if self.partial else "")
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,14 @@ def account(records: Sequence[Record], now_s: float) -> Account:
     ]
     rows.sort(key=lambda row: (row.node.time_s, row.node.node_id, row.attempt or 0, row.owner))
     return Account(tuple(rows), _status(records, now_s))
+
+
+def spent_so_far(records: Sequence[Record], now_s: float) -> Dollars:
+    """Dollars up to now, from the driver's own records (``NodeUp``, ``NodeDown``) alone.
+
+    For a driver that is alive, which is what makes it cheap enough for every progress line.
+    """
+    return account([*records, Alive(time_s=now_s)], now_s).total.spent
 
 
 def _status(records: Sequence[Record], now_s: float) -> str:

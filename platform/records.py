@@ -91,7 +91,7 @@ class Span(_Record):
 
     @model_validator(mode="after")
     def _forwards(self) -> Span:
-        if self.end_s < self.start_s:
+        if self.end_s < self.start_s or (self.last_step or 0) < (self.first_step or 0):
             raise ValueError("a span must not end before it starts")
         return self
 

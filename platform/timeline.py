@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
@@ -153,25 +154,21 @@ def stays(records: Sequence[Record], now_s: float) -> list[Stay]:
     return [stay for stay in found if stay.end_us > stay.start_us]
 
 
-@dataclass(frozen=True, order=True)
-class _Window:
+class _Window(NamedTuple):
     """A span in microseconds, after the rule of lost work; ``parts`` sum to ``whole_us``."""
 
     start_us: int
     end_us: int
     attempt: int
+    whole_us: int
     parts: tuple[tuple[Owner, int], ...]
-
-    @property
-    def whole_us(self) -> int:
-        return sum(part_us for _, part_us in self.parts)
 
     def divide(self, time_us: int) -> Iterator[tuple[Owner, int]]:
         """``time_us`` in the proportions of the parts, without losing a microsecond."""
-        whole_us, seen_us, given_us = self.whole_us, 0, 0
+        seen_us, given_us = 0, 0
         for owner, part_us in self.parts:
             seen_us += part_us
-            until_us = time_us * seen_us // whole_us
+            until_us = time_us * seen_us // self.whole_us
             yield owner, until_us - given_us
             given_us = until_us
 
@@ -179,19 +176,20 @@ class _Window:
 def _window(span: Span, repeated_after: float) -> _Window:
     """``repeated_after``: steps beyond this one were done again by a later attempt."""
     start_us, end_us = microseconds(span.start_s), microseconds(span.end_s)
-    lost, steps = 0, 1
-    if span.first_step is not None and span.last_step is not None:
-        steps = max(1, span.last_step - span.first_step + 1)
-        lost = int(min(steps, max(0, span.last_step - repeated_after)))
-    parts: Counter[Owner] = Counter()
-    for owner, seconds in span.seconds.items():
-        part_us = microseconds(seconds)
-        lost_us = 0 if owner in _NEVER_LOST else part_us * lost // steps
-        parts[owner] += part_us - lost_us
-        parts[Owner.LOST_WORK] += lost_us
-    parts[Owner.IDLE] += max(0, end_us - start_us - parts.total())
-    kept = tuple(sorted((owner, part_us) for owner, part_us in parts.items() if part_us))
-    return _Window(start_us, end_us, span.attempt, kept)
+    parts = {owner: microseconds(seconds) for owner, seconds in span.seconds.items()}
+    whole_us = sum(parts.values())
+    if end_us - start_us > whole_us:
+        parts[Owner.IDLE] = parts.get(Owner.IDLE, 0) + end_us - start_us - whole_us
+        whole_us = end_us - start_us
+    first, last = span.first_step, span.last_step
+    if first is not None and last is not None and last > repeated_after:
+        steps = last - first + 1
+        lost = int(min(steps, last - repeated_after))
+        for owner in [owner for owner in parts if owner not in _NEVER_LOST]:
+            lost_us = parts[owner] * lost // steps
+            parts[owner] -= lost_us
+            parts[Owner.LOST_WORK] = parts.get(Owner.LOST_WORK, 0) + lost_us
+    return _Window(start_us, end_us, span.attempt, whole_us, tuple(sorted(parts.items())))
 
 
 def _repeated_after(records: Iterable[Record]) -> dict[int, float]:
