@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ebbtide import __version__
+from ebbtide.commands import data
 from ebbtide.commands.cost import cost
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
@@ -40,6 +41,7 @@ def entry(
 
 
 app.command()(cost)
+app.add_typer(data.app, name="data")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -138,8 +138,8 @@ def _is_whole(file: StoredFile, data: bytes | memoryview) -> bool:
 def _check(file: StoredFile, data: bytes | memoryview, uri: str) -> None:
     if not _is_whole(file, data):
         raise DataError(
-            f"{uri}/{file.key}: is not what was prepared ({len(data)} bytes, expected "
-            f"{file.size_bytes}; SHA-256 differs): restore it, or delete it and prepare the dataset again"
+            f"{uri}/{file.key}: is damaged ({len(data)} of {file.size_bytes} bytes, or another "
+            "SHA-256): restore it, or delete it and prepare the dataset again"
         )
 
 

@@ -47,17 +47,21 @@ class Piece:
 
 @dataclass
 class Skips:
-    """What was passed over and why. With ``strict`` the first is a DataError instead."""
+    """What was passed over and why; said in the log unless ``quiet``.
+
+    With ``strict`` the first file or row that is not text is a DataError instead.
+    """
 
     strict: bool = False
+    quiet: bool = False
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: Literal["binary", "not_utf8", "empty"], where: str) -> None:
         """Count one file or row; the first few of each reason are logged by name."""
         said = reason.replace("not_utf8", "not valid UTF-8")
-        if reason != "empty":
-            if self.strict:
-                raise DataError(f"{where}: is {said}; exclude it, or leave out --strict")
+        if self.strict and reason != "empty":
+            raise DataError(f"{where}: is {said}; exclude it, or leave out --strict")
+        if not self.quiet and reason != "empty":
             if self.counts[reason] < _WARNINGS_PER_REASON:
                 logger.warning("%s: is %s: skipped", where, said)
             elif self.counts[reason] == _WARNINGS_PER_REASON:
@@ -108,7 +112,8 @@ def _open(path: Path, compression: Compression | None) -> BinaryIO:
 
     if compression is None:
         return path.open("rb")
-    return cast(BinaryIO, pa.input_stream(str(path), compression=compression))
+    stream = pa.input_stream(str(path), compression=compression)
+    return io.BufferedReader(cast(io.RawIOBase, stream), PIECE_BYTES)
 
 
 def _between_characters(data: bytes, at_most: int) -> int:
