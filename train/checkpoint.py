@@ -1,11 +1,30 @@
-"""The training state in storage: saved by DCP, committed by the manifest, verified on load."""
+"""The training state in storage: saved, committed by the manifest, and restored by any world size.
+
+The state is one flat mapping: ``model.<name>`` for parameters and persistent buffers (tied ones
+once, under their first name), ``optimizer.<name>.<slot>`` for the optimizer. Promises: a save that
+returns is committed, one that fails on any rank fails on all and is not; a restore has checked
+every byte it used. What is read here by URI needs no process group.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from ebbtide.platform.storage import open_storage
-from ebbtide.train import manifest as manifests
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ebbtide.platform import config as job_file
+from ebbtide.platform.clock import SystemClock
+from ebbtide.platform.errors import CheckpointError, NotFound, TrainingError
+from ebbtide.platform.storage import Storage, open_storage
+from ebbtide.train import dcp, manifest, resume
+from ebbtide.train.agree import everywhere, from_first, total
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import (
     CheckpointInfo,
@@ -14,26 +33,193 @@ from ebbtide.train.manifest import (
     newest,
     verify,
 )
-
-if TYPE_CHECKING:
-    import torch
+from ebbtide.train.shard import local
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointManifest",
+    "Checkpoints",
     "list_checkpoints",
     "newest",
+    "read_model_config",
     "read_model_state",
     "read_train_config",
+    "training_state",
     "verify",
 ]
+
+logger = logging.getLogger(__name__)
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every tensor of the training state by name, sharded as it is; restoring writes into them."""
+    state: dict[str, Tensor] = {}
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            state[f"{_MODEL}{name}"] = buffer
+    for name, parameter in model.named_parameters():
+        state[f"{_MODEL}{name}"] = parameter.detach()
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            state[f"{_OPTIMIZER}{name}.{slot}"] = value
+    return state
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of a run, as one attempt of it sees them. Both methods are collective.
+
+    ``token`` keeps what this attempt writes apart from the remains of others.
+    """
+
+    run: Storage
+    config: TrainConfig
+    dataset_sha256: str
+    token: str
+    fingerprint: Mapping[str, str]
+    model_config: str | None = None
+
+    def save(
+        self,
+        state: Mapping[str, Tensor],
+        step: int,
+        tokens_seen: int,
+        loss: float | None,
+        validation_loss: float | None,
+    ) -> CheckpointInfo:
+        """Store and commit the state after ``step`` steps.
+
+        Raises TrainingError naming a tensor that is not finite, StorageError, CheckpointError.
+        """
+        _require_finite(state, step)
+        key = manifest.checkpoint_key(step, self.token)
+        checkpoint = self.run.child(key)
+        with tempfile.TemporaryDirectory(prefix="ebbtide-save-") as temporary:
+            folder = Path(temporary)
+            dcp.write(state, folder)
+            everywhere(lambda: self._upload(folder, checkpoint))
+        description = CheckpointManifest(
+            run=self.config.name,
+            step=step,
+            time_s=SystemClock().time(),
+            world_size=dist.get_world_size(),
+            config_sha256=manifest.digest(job_file.dump(self.config).encode()),
+            dataset_sha256=self.dataset_sha256,
+            tokens_seen=tokens_seen,
+            loss=loss,
+            validation_loss=validation_loss,
+            fingerprint=dict(self.fingerprint),
+            files=(),
+        )
+        whole = from_first(lambda: manifest.commit(checkpoint, description))
+        uri = f"{self.run.uri}/{key}"
+        return CheckpointInfo(
+            step, uri, "complete", whole.size_bytes, whole.time_s, validation_loss
+        )
+
+    def restore(self, state: Mapping[str, Tensor]) -> tuple[str, CheckpointManifest] | None:
+        """Load the newest complete checkpoint into ``state``: its URI and manifest, or None.
+
+        One whose bytes are wrong is left for the next older one, with a warning. Raises
+        CheckpointError if all are wrong, or if the newest is of other samples or another model.
+        """
+        found = from_first(
+            lambda: [info for info in list_checkpoints(self.run) if info.state == "complete"]
+        )
+        for info in found:
+            checkpoint = self.run.child(f"{manifest.FOLDER}/{info.name}")
+            try:
+                description = from_first(partial(self._admit, checkpoint))
+                dcp.read(checkpoint, description, state)
+            except dcp.DamagedError as error:
+                logger.warning("checkpoint %s cannot be used: %s", info.name, error)
+                continue
+            return info.uri, description
+        if found:
+            raise CheckpointError(
+                f"{self.run.uri}: none of its {len(found)} checkpoints can be read whole (see the "
+                "warnings); restore the files, or give the job another name to start afresh"
+            )
+        return None
+
+    def _upload(self, folder: Path, checkpoint: Storage) -> None:
+        if dist.get_rank() == 0:
+            (folder / manifest.TRAIN_CONFIG).write_text(job_file.dump(self.config))
+            if self.model_config is not None:
+                (folder / manifest.MODEL_CONFIG).write_text(self.model_config)
+        files = []
+        for path in sorted(folder.iterdir()):
+            files.append(manifest.describe_file(path.name, path))
+            checkpoint.put_file(path.name, path)
+        manifest.put_part(checkpoint, dist.get_rank(), files)
+
+    def _admit(self, checkpoint: Storage) -> CheckpointManifest:
+        """The manifest of a checkpoint from which this job may go on; on rank 0 alone."""
+        try:
+            description = manifest.read_manifest(checkpoint)
+            saved = manifest.read_train_config(checkpoint, description)
+        except (NotFound, CheckpointError) as error:
+            raise dcp.DamagedError(str(error)) from error
+        resume.require_same_run(
+            checkpoint.uri, saved, description.dataset_sha256, self.config, self.dataset_sha256
+        )
+        for warning in resume.warnings(saved, self.config):
+            logger.warning("%s", warning)
+        for change in resume.changed_fingerprint(description.fingerprint, self.fingerprint):
+            logger.warning("%s: results will not be bitwise those of the same run", change)
+        return description
+
+
+def _require_finite(state: Mapping[str, Tensor], step: int) -> None:
+    bad = [name for name, tensor in state.items() if not bool(local(tensor).isfinite().all())]
+    device = next(iter(state.values())).device
+    if int(total(torch.tensor(len(bad), device=device))):
+        where = f": {bad[0]}" if bad else " on another rank"
+        raise TrainingError(
+            f"step {step}: the training state has values that are not finite{where}; it is not "
+            "saved. Lower optimizer.lr or lengthen schedule.warmup_steps"
+        )
 
 
 def read_train_config(checkpoint_uri: str) -> TrainConfig:
     """The job file of a checkpoint; a run's URI means its newest checkpoint."""
-    return manifests.read_train_config(open_storage(checkpoint_uri))
+    checkpoint = _open(checkpoint_uri)
+    return manifest.read_train_config(checkpoint, manifest.read_manifest(checkpoint))
 
 
-def read_model_state(checkpoint_uri: str) -> tuple[CheckpointManifest, dict[str, torch.Tensor]]:
-    """The whole model on the CPU in fp32, by parameter name, without a process group."""
-    raise NotImplementedError
+def read_model_config(checkpoint_uri: str) -> str | None:
+    """The model's ``config.json``; None if it is not a model of transformers."""
+    try:
+        return _open(checkpoint_uri).get(manifest.MODEL_CONFIG).decode()
+    except NotFound:
+        return None
+
+
+def read_model_state(checkpoint_uri: str) -> tuple[CheckpointManifest, dict[str, Tensor]]:
+    """The whole model on the CPU, by parameter name; no process group is needed.
+
+    Tied tensors appear once. A run's URI means its newest checkpoint. Raises CheckpointError if
+    there is none or its bytes are wrong.
+    """
+    checkpoint = _open(checkpoint_uri)
+    description = manifest.read_manifest(checkpoint)
+    state = dcp.read_whole(checkpoint, description, _MODEL)
+    return description, {name.removeprefix(_MODEL): tensor for name, tensor in state.items()}
+
+
+def _open(uri: str) -> Storage:
+    """The storage of a checkpoint's URI, or of the newest checkpoint of a run's."""
+    storage = open_storage(uri)
+    try:
+        storage.size(manifest.MANIFEST)
+        return storage
+    except NotFound:
+        found = newest(storage)
+    if found is None:
+        raise CheckpointError(
+            f"{uri} is no complete checkpoint, and no run with one; "
+            "`ebbtide checkpoints RUN_URI` lists what a run has"
+        )
+    return open_storage(found.uri)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-from ebbtide.platform.meter import Meter
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from ebbtide.platform.meter import Meter, Owner
+from ebbtide.platform.storage import open_storage
+from ebbtide.train import resume, retention
+from ebbtide.train.agree import from_first
+from ebbtide.train.checkpoint import Checkpoints, training_state
 from ebbtide.train.config import TrainConfig
+from ebbtide.train.dataset import TokenDataset, index_digest
+from ebbtide.train.generation import Generation
+from ebbtide.train.loader import StepLoader
+from ebbtide.train.loss import build_loss
 from ebbtide.train.manifest import CheckpointInfo
-from ebbtide.train.step import StepResult
-
-if TYPE_CHECKING:
-    import torch
+from ebbtide.train.model import build_model, config_json
+from ebbtide.train.optim import build_optimizer
+from ebbtide.train.order import SampleOrder
+from ebbtide.train.shard import PlainReduction, checkpoint_activations, shard
+from ebbtide.train.step import StepResult, TrainStep
+from ebbtide.train.validate import validation_loss
 
 __all__ = ["Outcome", "StepResult", "Surroundings", "run_generation"]
+
+logger = logging.getLogger(__name__)
 
 
 class Surroundings(Protocol):
@@ -57,10 +76,141 @@ def run_generation(
     generation_index: int,
     surroundings: Surroundings,
     device: torch.device,
+    *,
+    checkpoints: bool = True,
 ) -> Outcome:
     """Train from the newest committed checkpoint to the end, or until the world says to leave.
 
     Called on every rank with the default process group initialised. Raises TrainingError naming
-    the step if the loss is not finite, CheckpointError, DataError, StorageError.
+    the step if the loss is not finite, ConfigError, CheckpointError, DataError, StorageError.
+    Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage.
     """
-    raise NotImplementedError
+    torch.set_num_threads(config.workers.threads)
+    with surroundings.meter.measure(Owner.RESTART):
+        training = _Training(config, generation_index, surroundings, device, checkpoints)
+    with contextlib.closing(training.step.loader):
+        return training.run()
+
+
+class _Training:
+    """One generation: everything that depends on the world is built here, and dropped after."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        generation_index: int,
+        surroundings: Surroundings,
+        device: torch.device,
+        checkpoints: bool,
+    ) -> None:
+        self.config, self.surroundings, self.device = config, surroundings, device
+        sequence_length = config.data.sequence_length
+        data = TokenDataset(config.data.uri, "train", sequence_length)
+        self.validation = TokenDataset(config.data.uri, "validation", sequence_length)
+        self.model = build_model(config.model, data.index.vocab_size, config.seed).to(device)
+        model_config = config_json(self.model)
+        if config.model.activation_checkpointing:
+            checkpoint_activations(self.model)
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        shard(self.model, mesh, config.precision)
+        optimizer = build_optimizer(self.model, config.optimizer)
+        self.state = training_state(self.model, optimizer)
+
+        self.checkpoints = _checkpoints(config, device, model_config) if checkpoints else None
+        restored = self.checkpoints.restore(self.state) if self.checkpoints else None
+        source = restored[0] if restored else None
+        self.start = restored[1] if restored else None
+        self.generation = Generation(
+            index=generation_index,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            first_step=self.start.step if self.start else 0,
+            state_source=source,
+        )
+        order = SampleOrder(data.num_sequences, config.batch.global_sequences, config.seed)
+        self.loss = build_loss(config.model)
+        self.step = TrainStep(
+            config=config,
+            rank=self.generation.rank,
+            device=device,
+            model=self.model,
+            loss=self.loss,
+            optimizer=optimizer,
+            reduction=PlainReduction(self.model),
+            order=order,
+            loader=StepLoader(
+                data, order, config.batch.micro_sequences, self.generation, config.steps
+            ),
+            meter=surroundings.meter,
+        )
+        self.tokens_seen = self.start.tokens_seen if self.start else 0
+        self.last_loss = self.start.loss if self.start else None
+        self.last_validation = self.start.validation_loss if self.start else None
+
+    def run(self) -> Outcome:
+        """The loop. A validation that was due when the last generation left is made up for."""
+        finished = self.generation.first_step
+        if finished and self.last_validation is None and self._validation_is_due(finished):
+            self._validate(finished)
+        while finished < self.config.steps:
+            result = self.step.run(finished)
+            finished = result.step
+            self.tokens_seen += result.tokens
+            self.last_loss = result.loss
+            self.surroundings.on_step(result)
+            reason = self.surroundings.should_leave(finished)
+            if reason is not None and finished < self.config.steps:
+                logger.info("leaving after step %d: %s", finished, reason)
+                self._save(finished, None)
+                return Outcome("left", finished, self.last_loss, self.last_validation)
+            validated = self._validate(finished) if self._validation_is_due(finished) else None
+            if finished % self.config.checkpoint.every_steps == 0 or finished == self.config.steps:
+                self._save(finished, validated)
+        return Outcome("finished", finished, self.last_loss, self.last_validation)
+
+    def _validation_is_due(self, finished: int) -> bool:
+        every = self.config.validation.every_steps
+        return finished == self.config.steps or (every > 0 and finished % every == 0)
+
+    def _validate(self, finished: int) -> float:
+        with self.surroundings.meter.measure(Owner.VALIDATION):
+            loss = validation_loss(
+                self.model,
+                self.loss,
+                self.validation,
+                self.config.validation.sequences,
+                self.config.batch.micro_sequences,
+                self.generation,
+                self.device,
+            )
+        self.last_validation = loss
+        self.surroundings.on_validation(finished, loss)
+        return loss
+
+    def _save(self, finished: int, validated: float | None) -> None:
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return
+        keep_last = self.config.checkpoint.keep_last
+        with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
+            info = checkpoints.save(
+                self.state, finished, self.tokens_seen, self.last_loss, validated
+            )
+            from_first(lambda: retention.collect(checkpoints.run, info, keep_last))
+        self.surroundings.on_checkpoint(info)
+
+
+def _checkpoints(
+    config: TrainConfig, device: torch.device, model_config: str | None
+) -> Checkpoints:
+    dataset_sha256, token = from_first(
+        lambda: (index_digest(config.data.uri), uuid.uuid4().hex[:8])
+    )
+    return Checkpoints(
+        run=open_storage(config.run_uri),
+        config=config,
+        dataset_sha256=dataset_sha256,
+        token=token,
+        fingerprint=resume.fingerprint(config, device),
+        model_config=model_config,
+    )

@@ -29,8 +29,8 @@ MANIFEST = "manifest.json"
 TRAIN_CONFIG = "train.yaml"
 MODEL_CONFIG = "config.json"
 
-_FOLDER = "checkpoints"
-_NAME = re.compile(rf"{_FOLDER}/(step-(\d+)-[0-9a-f]+)/(.+)")
+FOLDER = "checkpoints"
+_NAME = re.compile(rf"{FOLDER}/(step-(\d+)-[0-9a-f]+)/(.+)")
 _CHUNK_BYTES = 16 * 2**20
 
 
@@ -91,7 +91,7 @@ class CheckpointInfo:
 
 def checkpoint_key(step: int, token: str) -> str:
     """The key prefix of a checkpoint under its run; ``token`` is the writing attempt's own."""
-    return f"{_FOLDER}/step-{step:08d}-{token}"
+    return f"{FOLDER}/step-{step:08d}-{token}"
 
 
 def digest(data: bytes) -> str:
@@ -120,16 +120,18 @@ def read_manifest(checkpoint: Storage) -> CheckpointManifest:
         ) from error
 
 
-def read_train_config(checkpoint: Storage) -> TrainConfig:
-    """The job file with which a checkpoint was made, as it was then."""
-    text = checkpoint.get(TRAIN_CONFIG).decode()
-    return job_file.parse(text, TrainConfig, f"{checkpoint.uri}/{TRAIN_CONFIG}")
+def read_train_config(checkpoint: Storage, manifest: CheckpointManifest) -> TrainConfig:
+    """The job file with which a checkpoint was made. Raises CheckpointError if it is damaged."""
+    data = checkpoint.get(TRAIN_CONFIG)
+    if digest(data) != manifest.config_sha256:
+        raise CheckpointError(f"{checkpoint.uri}/{wrong_checksum(TRAIN_CONFIG)}")
+    return job_file.parse(data.decode(), TrainConfig, f"{checkpoint.uri}/{TRAIN_CONFIG}")
 
 
 def list_checkpoints(run: Storage) -> list[CheckpointInfo]:
     """Every checkpoint under a run's root, highest step first; checks sizes, reads no contents."""
     found: dict[str, list[ObjectInfo]] = {}
-    for info in run.list(f"{_FOLDER}/"):
+    for info in run.list(f"{FOLDER}/"):
         if match := _NAME.fullmatch(info.key):
             found.setdefault(match[1], []).append(info)
     infos = [_inspect(run, name, objects) for name, objects in found.items()]
@@ -142,7 +144,7 @@ def newest(run: Storage) -> CheckpointInfo | None:
 
 
 def _inspect(run: Storage, name: str, objects: Sequence[ObjectInfo]) -> CheckpointInfo:
-    prefix = f"{_FOLDER}/{name}"
+    prefix = f"{FOLDER}/{name}"
     sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in objects}
     seen = CheckpointInfo(
         step=int(name.split("-")[1]),
@@ -185,7 +187,7 @@ def verify(run: Storage, info: CheckpointInfo) -> CheckpointInfo:
     """Read every byte of a complete checkpoint and compare it with the manifest's checksums."""
     if info.state != "complete":
         return info
-    checkpoint = run.child(f"{_FOLDER}/{info.name}")
+    checkpoint = run.child(f"{FOLDER}/{info.name}")
     try:
         for file in read_manifest(checkpoint).files:
             if _stored_digest(checkpoint, file) != file.sha256:

@@ -1,0 +1,209 @@
+"""The model of a job: any causal LM of transformers, or a user's own.
+
+A model is called with token ids, int64 ``[batch, sequence]``, and returns logits
+``[batch, sequence, vocabulary]`` or an object that has them as ``.logits``. Promises: the weights
+of a fresh model are a function of (configuration, seed), in fp32 on the CPU; what cannot work (no
+weights, a vocabulary or a context too small) is a ConfigError before anything is trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ebbtide.platform.errors import ConfigError, NotFound
+from ebbtide.platform.storage import LocalStorage, Storage, open_storage
+from ebbtide.train.config import ModelConfig
+
+_CONFIG = "config.json"
+_WEIGHTS = ".safetensors"
+
+
+def resolve(spec: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names; the working directory is searched first.
+
+    Raises ConfigError if it is not there, or if importing the module fails.
+    """
+    module_name, _, name = spec.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{spec}: importing {module_name} from {here} failed: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{spec}: {module.__file__ or module_name} has no function {name!r}")
+    return cast(Callable[..., Any], function)
+
+
+def build_model(config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
+    """The model in fp32 on the CPU; the same for the same arguments, in any process.
+
+    ``vocab_size`` is the data's. Raises ConfigError naming both if it does not fit the model's.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if config.factory is not None:
+            model = _from_factory(config.factory, vocab_size)
+        else:
+            assert config.source is not None  # ModelConfig sees to it
+            model = _from_source(config.source, config.weights)
+    _check_vocabulary(model, vocab_size)
+    return model.to(torch.float32)
+
+
+def check_model(config: ModelConfig, vocab_size: int, sequence_length: int) -> None:
+    """Raise the ConfigErrors of a model that can be seen without building it."""
+    if config.loss is not None:
+        resolve(config.loss)
+    if config.factory is not None:
+        resolve(config.factory)
+        return
+    assert config.source is not None
+    with _fetched(config.source, config.weights) as folder:
+        found = _read_config(config.source, folder)
+    _require_vocabulary(found.get_text_config().vocab_size, vocab_size)
+    context = getattr(found.get_text_config(), "max_position_embeddings", None)
+    if context is not None and sequence_length > context:
+        raise ConfigError(
+            f"data.sequence_length is {sequence_length}, but {config.source} has positions for "
+            f"{context} tokens (max_position_embeddings); shorten the one or raise the other"
+        )
+
+
+def config_json(model: nn.Module) -> str | None:
+    """The ``config.json`` of a model of transformers, ready for inference; None for others."""
+    found: Any = getattr(model, "config", None)
+    if not hasattr(found, "to_json_string"):
+        return None
+    ready = copy.copy(found)
+    ready.use_cache = True
+    return cast(str, ready.to_json_string(use_diff=False))
+
+
+def _from_factory(spec: str, vocab_size: int) -> nn.Module:
+    factory = resolve(spec)
+    try:
+        inspect.signature(factory).bind(vocab_size=vocab_size)
+    except TypeError as error:
+        raise ConfigError(f"{spec} must take vocab_size as a keyword: {error}") from error
+    model = factory(vocab_size=vocab_size)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _from_source(source: str, weights: str) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with _fetched(source, weights) as folder:
+        config = _read_config(source, folder)
+        config.use_cache = False  # keys and values of past tokens are of no use in training
+        try:
+            if weights == "random":
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            else:
+                model = _load_weights(source, folder, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"{source}: transformers cannot build a causal LM from it: {error}"
+            ) from error
+    return cast(nn.Module, model)
+
+
+def _load_weights(source: str, folder: Path, config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    lacking = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if lacking:
+        raise ConfigError(
+            f"{source}: {len(lacking)} tensors are missing or of another shape, {lacking[0]} "
+            "first; give the whole model, or model.weights: random"
+        )
+    return model
+
+
+def _read_config(source: str, folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError, KeyError) as error:
+        raise ConfigError(f"{source}: not a model configuration: {error}") from error
+
+
+@contextlib.contextmanager
+def _fetched(source: str, weights: str) -> Iterator[Path]:
+    """A local folder with the source's ``config.json`` and, if wanted, its weights."""
+    folder, slash, name = source.rpartition("/")
+    if source.endswith(".json"):
+        storage = open_storage((folder or "/") if slash else ".")
+    else:
+        storage, name = open_storage(source), _CONFIG
+    try:
+        text = storage.get(name)
+    except NotFound as error:
+        raise ConfigError(
+            f"model.source {source}: {name} is not there; give a config.json or a folder with one"
+        ) from error
+    files = _weight_files(source, storage) if weights == "pretrained" else []
+    if isinstance(storage, LocalStorage) and name == _CONFIG:
+        yield Path(storage.uri)
+        return
+    with tempfile.TemporaryDirectory(prefix="ebbtide-model-") as temporary:
+        local = Path(temporary)
+        (local / _CONFIG).write_bytes(text)
+        for key in files:
+            storage.get_file(key, local / key)
+        yield local
+
+
+def _weight_files(source: str, storage: Storage) -> list[str]:
+    keys = [info.key for info in storage.list() if "/" not in info.key]
+    if not any(key.endswith(_WEIGHTS) for key in keys):
+        raise ConfigError(
+            f"model.source {source} has no weights (*{_WEIGHTS}), but model.weights is pretrained; "
+            "give a folder with weights, or model.weights: random"
+        )
+    return [key for key in keys if key.endswith((_WEIGHTS, f"{_WEIGHTS}.index.json"))]
+
+
+def _check_vocabulary(model: nn.Module, vocab_size: int) -> None:
+    try:
+        embeddings = cast(Any, model).get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return
+    if isinstance(embeddings, nn.Embedding):
+        _require_vocabulary(embeddings.num_embeddings, vocab_size)
+
+
+def _require_vocabulary(model_vocab_size: int, vocab_size: int) -> None:
+    if vocab_size > model_vocab_size:
+        raise ConfigError(
+            f"the data's vocabulary has {vocab_size} tokens, the model's only {model_vocab_size}; "
+            "raise vocab_size in the model's config.json or prepare the data with fewer tokens"
+        )
