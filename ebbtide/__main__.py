@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ebbtide import __version__
 from ebbtide.commands import data
+from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
@@ -40,6 +41,7 @@ def entry(
     log.configure()
 
 
+app.command()(checkpoints)
 app.command()(cost)
 app.add_typer(data.app, name="data")
 

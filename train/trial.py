@@ -62,7 +62,13 @@ def run_trial(
     surroundings = Alone(report)
     device = torch.device("cuda" if config.workers.gpus else "cpu")
     with single_process_group(device):
-        run_generation(config, 0, surroundings, device, checkpoints=checkpoints)
+        outcome = run_generation(config, 0, surroundings, device, checkpoints=checkpoints)
+    if not surroundings.last and outcome.loss is not None and outcome.validation_loss is not None:
+        return {  # the checkpoint was of the last step already
+            "step": float(outcome.step),
+            "loss": outcome.loss,
+            "validation_loss": outcome.validation_loss,
+        }
     return surroundings.last
 
 
