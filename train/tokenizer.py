@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,8 @@ def load_tokenizer(uri: str) -> TextTokenizer:
     A ``tokenizer_config.json`` beside it names the end-of-text token and is kept.
     Raises NotFound, or DataError for what is not a tokenizer or has no end-of-text token.
     """
-    where = uri if uri.endswith(".json") else join(uri, TOKENIZER_FILE)
+    is_file = uri.endswith(".json") or os.path.isfile(uri)
+    where = uri if is_file else join(uri, TOKENIZER_FILE)
     parent, _, name = where.rpartition("/")
     storage = open_storage(parent or ("/" if where.startswith("/") else "."))
     try:
