@@ -13,6 +13,7 @@ from ebbtide import __version__
 from ebbtide.commands import data
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
+from ebbtide.commands.export import export
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
 
@@ -43,6 +44,7 @@ def entry(
 
 app.command()(checkpoints)
 app.command()(cost)
+app.command()(export)
 app.add_typer(data.app, name="data")
 
 
