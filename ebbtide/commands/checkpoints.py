@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -43,9 +42,15 @@ def checkpoints(
         found = [manifest.verify(storage, info) for info in found]
     if as_json:
         listed = [dataclasses.asdict(info) | {"name": info.name} for info in found]
-        typer.echo(json.dumps({"run": storage.uri, "checkpoints": listed}, indent=2))
+        newest = next((info.name for info in found if info.state == "complete"), None)
+        document = {"run": storage.uri, "newest": newest, "checkpoints": listed}
+        typer.echo(json.dumps(document, indent=2))
     else:
-        Console(soft_wrap=True).print(_table(storage.uri, found))
+        console = Console(soft_wrap=True)
+        console.print(_table(storage.uri, found))
+        for info in found:
+            if info.problem:
+                console.print(f"{info.name} is {info.state}: {info.problem}", highlight=False)
     damaged = [info for info in found if info.state == "corrupt"]
     if verify and damaged:
         raise CheckpointError(
@@ -55,19 +60,19 @@ def checkpoints(
 
 
 def _table(uri: str, found: Sequence[CheckpointInfo]) -> Table:
-    table = Table(title=f"checkpoints of {uri}", box=box.SIMPLE, title_justify="left")
-    for name in ("step", "size", "validation loss"):
-        table.add_column(name, justify="right")
-    for name in ("saved", "state", "name"):
-        table.add_column(name)
+    table = Table(title=f"checkpoints of {uri}", box=None, title_justify="left")
+    for name in ("step", "size", "val loss"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("saved", "name", "state"):
+        table.add_column(name, no_wrap=True)
     for info in found:
         loss = info.validation_loss
         table.add_row(
             str(info.step),
             f"{info.size_bytes / 1e6:.1f} MB",
             "" if loss is None else f"{loss:.4f}",
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time_s)),
-            info.state + (f": {info.problem}" if info.problem else ""),
+            time.strftime("%m-%d %H:%M:%S", time.localtime(info.time_s)),
             info.name,
+            info.state,
         )
     return table
