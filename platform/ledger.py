@@ -131,7 +131,14 @@ class LedgerWriter:
     the next flush: bookkeeping never ends a run.
     """
 
-    def __init__(self, storage: Storage, clock: Clock | None = None, name: str = "worker") -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock | None = None,
+        *,
+        name: str = "worker",
+        first_interval_s: float = _FIRST_INTERVAL_S,
+    ) -> None:
         self._storage = storage.child(_FOLDER)
         self._clock: Clock = clock or SystemClock()
         self._writer = f"{name}-{uuid.uuid4().hex[:16]}"
@@ -139,6 +146,7 @@ class LedgerWriter:
         self._pending: list[Record] = []
         self._recorders: list[SpanRecorder] = []
         self._segment, self._sequence = bytearray(), 0
+        self._interval_s = first_interval_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ebbtide-ledger", daemon=True)
         self._thread.start()
@@ -197,10 +205,9 @@ class LedgerWriter:
         self.close()
 
     def _run(self) -> None:
-        interval_s = _FIRST_INTERVAL_S
-        while not self._closed.wait(interval_s):
+        while not self._closed.wait(self._interval_s):
             self.flush()
-            interval_s = min(interval_s * _INTERVAL_GROWTH, _LAST_INTERVAL_S)
+            self._interval_s = min(self._interval_s * _INTERVAL_GROWTH, _LAST_INTERVAL_S)
 
 
 def read_ledger(run: str | Storage) -> Ledger:

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from ebbtide.platform.ledger import LedgerWriter
+from ebbtide.platform.meter import Owner
+from ebbtide.platform.prices import Market
+from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, Span
+from ebbtide.platform.storage import LocalStorage
+
+T = 1_700_000_000.0
+
+
+def ebbtide(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ebbtide", *arguments],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two attempts on a spot node at $1.20 and one of unknown price: 600 s and 60 s."""
+    path = tmp_path / "runs" / "demo"
+    with LedgerWriter(LocalStorage(path)) as writer:
+        for node_id, usd in (("a", Decimal("1.20")), ("b", None)):
+            writer.write(
+                NodeUp(
+                    node_id=node_id,
+                    time_s=T,
+                    instance_type="box",
+                    market=Market.SPOT,
+                    usd_per_hour=usd,
+                    usd_per_hour_on_demand=usd and 3 * usd,
+                )
+            )
+        writer.write(NodeDown(node_id="b", time_s=T + 60))
+        for index, first_step in enumerate((0, 20)):
+            start_s = T + 300 * index
+            writer.write(Attempt(index=index, start_s=start_s, first_step=first_step))
+            writer.write(
+                Span(
+                    node_id="a",
+                    attempt=index,
+                    start_s=start_s,
+                    end_s=start_s + 300,
+                    seconds={Owner.COMPUTE: 270, Owner.DATA_STALL: 30},
+                    first_step=30 * index + 1,
+                    last_step=30 * index + 30,
+                )
+            )
+        writer.write(Finished(time_s=T + 600, status="finished"))
+    return path
+
+
+def test_json_has_exact_figures(run: Path) -> None:
+    result = ebbtide("cost", "demo", "--storage", str(run.parent), "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["status"], document["node_seconds"]) == ("finished", 660)
+    assert (document["cost_usd"], document["partial"]) == (0.2, True)
+    assert document["cost_on_demand_usd"] == 0.6
+    owners = {name: part["node_seconds"] for name, part in document["owners"].items()}
+    assert owners == {
+        "compute": 270 * 2 / 3 + 270,
+        "data_stall": 30 * 2 / 3 + 30,
+        "network_stall": 0,
+        "checkpoint_stall": 0,
+        "restart": 0,
+        "lost_work": 100,
+        "validation": 0,
+        "idle": 60,
+    }
+    assert document["goodput"] == pytest.approx(450 / 660)
+    assert [part["node_seconds"] for part in document["attempts"]] == [360, 300]
+    assert [(n["node_id"], n["usd_per_hour"], n["cost_usd"]) for n in document["nodes"]] == [
+        ("a", "1.20", 0.2),
+        ("b", None, None),
+    ]
+    assert document["ledger_faults"] == []
+
+
+def test_tables_show_it_and_a_damaged_line_is_said_not_fatal(run: Path) -> None:
+    LocalStorage(run).put("ledger/torn-000000.jsonl", b'{"kind":"no')
+    result = ebbtide("cost", str(run))
+    assert result.returncode == 0, result.stderr
+    shown = " ".join(result.stdout.split())
+    assert "lost work 100.0 15.2 $0.0333" in shown
+    assert "idle 60.0 9.1 unknown unknown" in shown
+    assert "total 660.0 100.0 $0.2000 (partial) $0.6000 (partial)" in shown
+    assert "60.0 node-seconds have no known price" in shown
+    assert "1 ledger lines could not be read" in result.stderr
+    assert "torn-000000.jsonl:1" in result.stderr
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    result = ebbtide("cost", "nothing", "--storage", str(tmp_path))
+    assert result.returncode == 10
+    assert result.stdout == ""
+    assert f"{tmp_path}/nothing/ledger: no ledger here" in result.stderr
+
+
+def test_a_ledger_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+    LocalStorage(tmp_path).put("ledger/w-000000.jsonl", b"\xff\xff")
+    result = ebbtide("cost", str(tmp_path), "--json")
+    assert result.returncode == 10
+    assert "w-000000.jsonl" in result.stderr

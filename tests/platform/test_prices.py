@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from ebbtide.platform.errors import ConfigError
+from ebbtide.platform.prices import Market, load_catalogue
+
+ENTRY = """\
+instance_types:
+  box:
+    provider: mine
+    vcpus: 8
+    memory_gb: 32
+    usd_per_hour: {on_demand: 0.8064, spot: }
+    source: our contract
+    date: 2025-07-01
+"""
+
+
+def catalogue(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_price_is_exactly_the_number_in_the_file(tmp_path: Path) -> None:
+    prices = load_catalogue(catalogue(tmp_path, ENTRY))
+    assert prices.price("box", "on_demand") == Decimal("0.8064")
+
+
+def test_blank_absent_and_unnamed_are_unknown(tmp_path: Path) -> None:
+    prices = load_catalogue(catalogue(tmp_path, ENTRY))
+    assert prices.price("box", Market.SPOT) is None
+    assert prices.price("box", Market.ON_PREM) is None
+    assert prices.price("other", Market.SPOT) is None
+    assert prices.price(None, Market.SPOT) is None
+    without = ENTRY.replace("    usd_per_hour: {on_demand: 0.8064, spot: }\n", "")
+    assert load_catalogue(catalogue(tmp_path, without)).price("box", "on_demand") is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (("0.8064", "0"), "usd_per_hour.on_demand"),
+        (("0.8064", "-1"), "usd_per_hour.on_demand"),
+        (("0.8064", ".nan"), "usd_per_hour.on_demand"),
+        (("0.8064", "cheap"), "usd_per_hour.on_demand"),
+        (("vcpus", "vcpu"), "vcpu"),
+        (("    source: our contract\n", ""), "source is missing"),
+    ],
+)
+def test_a_faulty_entry_is_refused_with_its_line(
+    tmp_path: Path, fault: tuple[str, str], said: str
+) -> None:
+    path = catalogue(tmp_path, ENTRY.replace(*fault))
+    with pytest.raises(ConfigError, match=rf"{path}:\d+: instance_types\.box.*{said}"):
+        load_catalogue(path)
+
+
+def test_a_type_given_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = catalogue(tmp_path, ENTRY + ENTRY.partition("\n")[2])
+    with pytest.raises(ConfigError, match=rf"{path}:9: .*box is given twice \(first on line 2\)"):
+        load_catalogue(path)
+
+
+def test_the_shipped_catalogue_prices_every_type_on_demand() -> None:
+    prices = load_catalogue()
+    assert len(prices.instance_types) >= 12
+    for name, entry in prices.instance_types.items():
+        on_demand = prices.price(name, "on_demand")
+        assert on_demand is not None, name
+        assert (prices.price(name, "spot") or Decimal(0)) < on_demand
+        assert (entry.gpus > 0) == (entry.gpu is not None) == (entry.gpu_memory_gb is not None)
+    assert prices.price("local-cpu", "spot") is not None
