@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
+
+CLUSTER_NODES = 4
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,23 @@ def s3_server(s3_session: LocalS3, monkeypatch: pytest.MonkeyPatch) -> LocalS3:
     for name, value in s3_session.environment.items():
         monkeypatch.setenv(name, value)
     return s3_session
+
+
+@pytest.fixture(scope="session")
+def cluster_session() -> Iterator[LocalCluster]:
+    """One Ray cluster for the session: a head without CPUs and one-CPU nodes, with a dashboard."""
+    with LocalCluster(CLUSTER_NODES, dashboard=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(cluster_session: LocalCluster) -> Iterator[LocalCluster]:
+    """The session's cluster with all its nodes; what a test kills or drains is replaced here.
+
+    ``cluster.nodes`` holds the nodes; connect to ``cluster.address``. A test leaves no driver
+    connected.
+    """
+    cluster_session.restore(CLUSTER_NODES)
+    yield cluster_session
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()

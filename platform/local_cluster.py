@@ -1,0 +1,351 @@
+"""A Ray cluster of several nodes on this machine, with real processes that can really be killed.
+
+For the demo, the tests and benchmarks. Every node is a ``ray start --block`` in a session of its own,
+with its own loopback address, ports and temporary folder, so that nodes can be drained, killed and
+added one by one and no other cluster on the machine is disturbed. Promises: :meth:`LocalCluster.stop`
+leaves no process, no port and no file; when the process that started the cluster dies, however it
+dies, the kernel ends the nodes with it, and the next cluster to start removes the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ebbtide.platform import child_process
+from ebbtide.platform.clock import Clock, SystemClock
+from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
+from ebbtide.platform.ray_seam import ControlService, RayNode
+
+_LABEL_NAME = "ebbtide.dev/local-node"
+_START_TIMEOUT_S = 120.0
+_START_ATTEMPTS = 3  # a raylet gives up when its agents take more than 15 s, as on a busy machine
+_POLL_S = 0.1
+_OBJECT_STORE_BYTES = 100_000_000
+_FOLDER_PREFIX = "eb-ray-"
+
+DEFAULT_LABELS: Mapping[str, str] = {
+    LABEL_INSTANCE_TYPE: "local-cpu",
+    LABEL_MARKET: "spot",
+    LABEL_ZONE: "local-a",
+}
+
+# A dead node is declared dead after about two seconds instead of about half a minute.
+FAST_FAILURE_DETECTION: Mapping[str, str] = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+@dataclass(frozen=True)
+class NodeHandle:
+    """A worker node that was started here."""
+
+    name: str
+    node_id: str
+    labels: Mapping[str, str]
+    process: subprocess.Popen[bytes]
+
+
+@dataclass
+class _Starting:
+    """A node whose raylet has not registered yet."""
+
+    index: int
+    labels: Mapping[str, str]
+    process: subprocess.Popen[bytes]
+    attempts: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"n{self.index}"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _session_processes(session: int) -> list[int]:
+    """Live processes of a session: Ray gives its workers process groups of their own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(sid) == session and state != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL every process of a node, at once, until none is left."""
+    while alive := _session_processes(process.pid):
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _remove_left_folders(parent: Path) -> None:
+    """Remove the folders of clusters whose process is gone (it was killed and could not)."""
+    for folder in parent.glob(f"{_FOLDER_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class LocalCluster:
+    """``with LocalCluster(nodes=4) as cluster``: a head without CPUs and ``nodes`` worker nodes.
+
+    Start it from a thread that lives as long as the cluster (the main thread).
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        *,
+        cpus_per_node: int = 1,
+        labels: Mapping[str, str] | Sequence[Mapping[str, str]] = DEFAULT_LABELS,
+        dashboard: bool = False,
+        environment: Mapping[str, str] | None = None,
+        temp_dir: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._initial = (
+            [labels] * nodes if isinstance(labels, Mapping) else [dict(each) for each in labels]
+        )
+        if len(self._initial) != nodes:
+            raise ClusterError(f"labels are given for {len(self._initial)} of {nodes} nodes")
+        self._cpus_per_node = cpus_per_node
+        self._dashboard = dashboard
+        self._environment = dict(environment or {})
+        self._parent = temp_dir or Path(tempfile.gettempdir())
+        self._clock = clock or SystemClock()
+        self._folder = Path()
+        self._started = 0
+        self._head: subprocess.Popen[bytes] | None = None
+        self._control: ControlService | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._dashboard_port = 0
+        self._drained: set[str] = set()
+        self.address = ""
+        self.nodes: list[NodeHandle] = []
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the head and the nodes. Raises ClusterError with the log of what did not start."""
+        if not Path("/proc/self/stat").exists():
+            raise ClusterError("a local cluster of several nodes needs Linux")
+        _remove_left_folders(self._parent)
+        self._folder = Path(
+            tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=self._parent)
+        )
+        try:
+            self._start_head()
+            self._start_nodes(self._initial)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process and remove every file. May be called more than once."""
+        for process in [*self._processes, *([self._head] if self._head else [])]:
+            _kill_session(process)
+        self._processes, self._head, self._control, self.nodes = [], None, None, []
+        if self._folder != Path():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = Path()
+
+    @property
+    def dashboard_url(self) -> str:
+        """Where the dashboard and the Jobs API listen (only with ``dashboard=True``)."""
+        if not self._dashboard:
+            raise ClusterError("this local cluster was started without a dashboard")
+        return f"http://127.0.0.1:{self._dashboard_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the cluster's processes, for programs that are run against it."""
+        foreign = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        return {
+            **foreign,
+            **FAST_FAILURE_DETECTION,
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_AUTH_MODE": "disabled",  # explicit: a stray token file would switch it on
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            **self._environment,
+        }
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def add_node(self, labels: Mapping[str, str] = DEFAULT_LABELS) -> NodeHandle:
+        """Start one more node and wait until it has joined."""
+        return self._start_nodes([labels])[0]
+
+    def drain(self, node: NodeHandle, deadline_s: float, reason: str = "spot eviction") -> None:
+        """Announce that ``node`` goes away in ``deadline_s`` seconds. The caller ends it then."""
+        self._drained.add(node.node_id)
+        self._gcs.drain(node.node_id, self._clock.time() + deadline_s, reason)
+
+    def kill(self, node: NodeHandle) -> None:
+        """SIGKILL the node: its raylet, its agents and its workers, all at once."""
+        _kill_session(node.process)
+
+    def restore(self, count: int) -> None:
+        """Bring the cluster back to ``count`` usable nodes: end drained ones, add or end others."""
+        usable = {each.node_id for each in self._gcs.nodes() if each.alive} - self._drained
+        for node in [each for each in self.nodes if each.node_id not in usable]:
+            self.remove(node)
+        for node in self.nodes[count:]:
+            self.remove(node)
+        if missing := count - len(self.nodes):
+            self._start_nodes([DEFAULT_LABELS] * missing)
+
+    def remove(self, node: NodeHandle) -> None:
+        """Kill a node, wait until the cluster knows it, and forget it."""
+        self.kill(node)
+        self.nodes.remove(node)
+        while self.is_alive(node):
+            self._clock.sleep(_POLL_S)
+
+    def is_alive(self, node: NodeHandle) -> bool:
+        """Whether the cluster still counts the node among the living."""
+        return any(each.alive for each in self._gcs.nodes() if each.node_id == node.node_id)
+
+    # -- how -------------------------------------------------------------------------------------
+
+    @property
+    def _gcs(self) -> ControlService:
+        if self._control is None:
+            raise ClusterError("the local cluster is not running")
+        return self._control
+
+    def _ray_start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        listen, grpc, runtime_env, metrics = _free_ports(4)
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            f"--dashboard-agent-listen-port={listen}",
+            f"--dashboard-agent-grpc-port={grpc}",
+            f"--runtime-env-agent-port={runtime_env}",
+            f"--metrics-export-port={metrics}",
+            *options,
+        ]
+        return child_process.start(
+            command, log=self._folder / f"{name}.log", env=self.environment, cwd=self._folder
+        )
+
+    def _start_head(self) -> None:
+        port, client, self._dashboard_port = _free_ports(3)
+        self.address = f"127.0.0.2:{port}"
+        self._head = self._ray_start(
+            "head",
+            "--head",
+            "--num-cpus=0",
+            "--node-ip-address=127.0.0.2",
+            f"--port={port}",
+            f"--ray-client-server-port={client}",
+            f"--include-dashboard={'true' if self._dashboard else 'false'}",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={self._dashboard_port}",
+            f"--temp-dir={self._folder}",
+        )
+        deadline_s = self._clock.monotonic() + _START_TIMEOUT_S
+        while not self._listens(port):
+            self._expect_running("head", self._head, deadline_s)
+            self._clock.sleep(_POLL_S)
+        self._control = ControlService(self.address)
+        while not self._control.nodes():
+            self._expect_running("head", self._head, deadline_s)
+            self._clock.sleep(_POLL_S)
+
+    def _listens(self, port: int) -> bool:
+        try:
+            socket.create_connection(("127.0.0.2", port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def _expect_running(
+        self, name: str, process: subprocess.Popen[bytes], deadline_s: float
+    ) -> None:
+        if process.poll() is not None or self._clock.monotonic() > deadline_s:
+            log = (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
+            raise ClusterError(f"local cluster: {name} did not start:\n{log}")
+
+    def _launch(self, index: int, labels: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        name = f"n{index}"
+        text = ",".join(f"{key}={value}" for key, value in {**labels, _LABEL_NAME: name}.items())
+        process = self._ray_start(
+            name,
+            f"--address={self.address}",
+            f"--num-cpus={self._cpus_per_node}",
+            f"--node-ip-address=127.0.{index // 250}.{index % 250 + 3}",
+            f"--labels={text}",
+            f"--temp-dir={self._folder / name}",
+        )
+        self._processes.append(process)
+        return process
+
+    def _start_nodes(self, labels: Sequence[Mapping[str, str]]) -> list[NodeHandle]:
+        """Start nodes, as many at a time as there are cores, and wait for all."""
+        waiting = list(labels)
+        starting: list[_Starting] = []
+        ready: list[NodeHandle] = []
+        deadline_s = self._clock.monotonic() + _START_TIMEOUT_S
+        while waiting or starting:
+            while waiting and len(starting) < (os.cpu_count() or 1):
+                index, self._started = self._started, self._started + 1
+                chosen = waiting.pop(0)
+                starting.append(_Starting(index, chosen, self._launch(index, chosen)))
+            registered = {node.labels.get(_LABEL_NAME): node for node in self._gcs.nodes()}
+            for each in list(starting):
+                node: RayNode | None = registered.get(each.name)
+                if node is not None and node.alive:
+                    ready.append(NodeHandle(each.name, node.node_id, each.labels, each.process))
+                    starting.remove(each)
+                elif each.process.poll() is not None and each.attempts < _START_ATTEMPTS:
+                    each.attempts += 1
+                    each.process = self._launch(each.index, each.labels)
+                else:
+                    self._expect_running(each.name, each.process, deadline_s)
+            self._clock.sleep(_POLL_S)
+        ready.sort(key=lambda node: int(node.name[1:]))
+        self.nodes.extend(ready)
+        return ready
