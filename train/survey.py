@@ -16,6 +16,7 @@ from ebbtide.train.dataset import Split
 from ebbtide.train.documents import Piece
 
 _HASH_RANGE = 2**64
+_LONGEST_CHARACTER = 4  # bytes of UTF-8; a cut here leaves text before it
 
 
 class TextDigest:
@@ -96,7 +97,7 @@ def decide_split(surveyed: Survey, validation_fraction: float) -> SplitRule:
     """
     if surveyed.lowest == surveyed.highest:
         tail = max(1, round(surveyed.corpus_bytes * validation_fraction))
-        return SplitRule(0, cut_bytes=surveyed.corpus_bytes - tail)
+        return SplitRule(0, cut_bytes=max(surveyed.corpus_bytes - tail, _LONGEST_CHARACTER))
     threshold = int(validation_fraction * _HASH_RANGE)
     return SplitRule(min(max(threshold, surveyed.lowest + 1), surveyed.highest))
 
