@@ -8,6 +8,7 @@ arrive as errors of the tree.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,12 @@ def read(checkpoint: Storage, manifest: CheckpointManifest, state: Mapping[str, 
 
 def read_whole(checkpoint: Storage, manifest: CheckpointManifest, prefix: str) -> dict[str, Tensor]:
     """Every tensor whose name starts with ``prefix``, whole, on the CPU, in this process alone."""
-    with tempfile.TemporaryDirectory(prefix="ebbtide-load-") as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix="ebbtide-load-") as temporary,
+        warnings.catch_warnings(),
+    ):
         reader = _VerifiedReader(checkpoint, manifest, Path(temporary))
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
         state = {
             name: torch.empty(tensor.size, dtype=tensor.properties.dtype)

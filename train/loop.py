@@ -191,12 +191,12 @@ class _Training:
         checkpoints = self.checkpoints
         if checkpoints is None:
             return
-        keep_last = self.config.checkpoint.keep_last
         with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
             info = checkpoints.save(
                 self.state, finished, self.tokens_seen, self.last_loss, validated
             )
-            from_first(lambda: retention.collect(checkpoints.run, info, keep_last))
+            if self.generation.rank == 0:
+                retention.collect(checkpoints.run, info, self.config.checkpoint.keep_last)
         self.surroundings.on_checkpoint(info)
 
 

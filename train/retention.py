@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ebbtide.platform.errors import StorageError
 from ebbtide.platform.storage import Storage
 from ebbtide.train.manifest import FOLDER, MANIFEST, CheckpointInfo, list_checkpoints
 
@@ -27,11 +28,18 @@ def surplus(
 
 
 def collect(run: Storage, committed: CheckpointInfo, keep_last: int) -> list[CheckpointInfo]:
-    """Delete what is surplus under a run's root, and say what it was."""
-    gone = surplus(list_checkpoints(run), committed, keep_last)
-    for info in gone:
-        _delete(run, info)
-        logger.info("removed checkpoint %s", info.name)
+    """Delete what is surplus under a run's root, and say what it was.
+
+    What cannot be deleted is left for the next time, with a warning: it is no reason to stop.
+    """
+    gone = []
+    try:
+        for info in surplus(list_checkpoints(run), committed, keep_last):
+            _delete(run, info)
+            gone.append(info)
+            logger.info("removed checkpoint %s", info.name)
+    except StorageError as error:
+        logger.warning("an old checkpoint could not be removed: %s", error)
     return gone
 
 
