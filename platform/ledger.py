@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
@@ -68,14 +68,14 @@ _MERGE_GAP_S = 0.05
 class SpanRecorder:
     """A meter's sink: merges the spans of one process, node and attempt between flushes.
 
-    Time between steps (step None) goes with the steps around it.
+    Time between steps (step None) goes with the steps around it. A restart is a record of its own,
+    as the accounting has to know when an attempt first computes.
     """
 
     def __init__(self, node_id: str, attempt: int, write: Callable[[Span], None]) -> None:
         self._node_id, self._attempt, self._write = node_id, attempt, write
         self._lock = threading.Lock()
         self._cut: Callable[[], None] | None = None
-        self._open = False
         self._start_s = self._end_s = 0.0
         self._steps: tuple[int, int] | None = None
         self._seconds: dict[Owner, float] = {}
@@ -83,28 +83,33 @@ class SpanRecorder:
     def attach(self, cut: Callable[[], None]) -> None:
         self._cut = cut
 
-    def span(self, owner: Owner, start_s: float, end_s: float, step: int | None) -> None:
+    def span(
+        self, start_s: float, end_s: float, seconds: Mapping[Owner, float], step: int | None
+    ) -> None:
         """Add a span; in order of time. ``step`` is 1-based, None outside of steps."""
         with self._lock:
-            if self._open and not self._continues(start_s, step):
+            if self._seconds and not self._continues(start_s, seconds, step):
                 self._close()
-            if not self._open:
-                self._open, self._start_s, self._steps = True, start_s, None
+            if not self._seconds:
+                self._start_s, self._steps = start_s, None
             if step is not None:
                 self._steps = (step if self._steps is None else self._steps[0], step)
             self._end_s = end_s
-            self._seconds[owner] = self._seconds.get(owner, 0.0) + end_s - start_s
+            for owner, owned_s in seconds.items():
+                self._seconds[owner] = self._seconds.get(owner, 0.0) + owned_s
 
     def flush(self) -> None:
         """Write out what has been merged so far, the meter's open span included."""
         if self._cut is not None:
             self._cut()
         with self._lock:
-            if self._open:
+            if self._seconds:
                 self._close()
 
-    def _continues(self, start_s: float, step: int | None) -> bool:
+    def _continues(self, start_s: float, seconds: Mapping[Owner, float], step: int | None) -> bool:
         if not 0 <= start_s - self._end_s <= _MERGE_GAP_S:
+            return False
+        if (Owner.RESTART in seconds) != (Owner.RESTART in self._seconds):
             return False
         return step is None or self._steps is None or 0 <= step - self._steps[1] <= 1
 
@@ -121,7 +126,7 @@ class SpanRecorder:
                 last_step=last,
             )
         )
-        self._open, self._seconds = False, {}
+        self._seconds = {}
 
 
 class LedgerWriter:

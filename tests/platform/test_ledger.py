@@ -132,7 +132,8 @@ def test_a_gap_or_a_jump_of_the_step_starts_a_new_record() -> None:
     written: list[Span] = []
     recorder = SpanRecorder("n", 0, written.append)
     for start_s, step in [(0, None), (1, 7), (2, 8), (2.5, None), (3, 8), (9, 9), (10, 4)]:
-        recorder.span(Owner.COMPUTE, start_s, start_s + (0.5 if start_s == 2 else 1), step)
+        length_s = 0.5 if start_s == 2 else 1
+        recorder.span(start_s, start_s + length_s, {Owner.COMPUTE: length_s}, step)
     recorder.flush()
     recorder.flush()
     assert [(s.start_s, s.end_s, s.first_step, s.last_step) for s in written] == [
@@ -141,6 +142,16 @@ def test_a_gap_or_a_jump_of_the_step_starts_a_new_record() -> None:
         (9, 10, 9, 9),
         (10, 11, 4, 4),
     ]
+
+
+def test_a_restart_is_a_record_of_its_own() -> None:
+    written: list[Span] = []
+    recorder = SpanRecorder("n", 0, written.append)
+    recorder.span(0, 5, {Owner.RESTART: 5}, None)
+    recorder.span(5, 6, {Owner.RESTART: 1}, None)
+    recorder.span(6, 7, {Owner.COMPUTE: 1}, 1)
+    recorder.flush()
+    assert [span.seconds for span in written] == [{Owner.RESTART: 6}, {Owner.COMPUTE: 1}]
 
 
 class FaultyStorage(LocalStorage):

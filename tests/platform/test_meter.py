@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +15,13 @@ class Spans:
     """A sink that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Owner, float, float, int | None]] = []
+        self.found: list[tuple[float, float, dict[Owner, float], int | None]] = []
         self.cut: Callable[[], None] = lambda: None
 
-    def span(self, owner: Owner, start_s: float, end_s: float, step: int | None) -> None:
-        self.found.append((owner, start_s, end_s, step))
+    def span(
+        self, start_s: float, end_s: float, seconds: Mapping[Owner, float], step: int | None
+    ) -> None:
+        self.found.append((start_s, end_s, dict(seconds), step))
 
     def attach(self, cut: Callable[[], None]) -> None:
         self.cut = cut
@@ -35,11 +37,21 @@ def test_the_inner_owner_owns_the_inner_time() -> None:
             clock.sleep(3)
         clock.sleep(4)
     assert meter.take() == {Owner.COMPUTE: 6, Owner.DATA_STALL: 3}
-    assert spans.found == [
-        (Owner.COMPUTE, 101, 103, None),
-        (Owner.DATA_STALL, 103, 106, None),
-        (Owner.COMPUTE, 106, 110, None),
-    ]
+    assert spans.found == [(101, 110, {Owner.COMPUTE: 6, Owner.DATA_STALL: 3}, None)]
+
+
+def test_a_short_gap_stays_in_the_span_and_a_long_one_ends_it() -> None:
+    clock, spans = FakeClock(), Spans()
+    meter = Meter(clock, spans)
+    for gap_s in (0.01, 2.0, 0.0):
+        with meter.measure(Owner.COMPUTE):
+            clock.sleep(1)
+        clock.sleep(gap_s)
+    clock.sleep(9)
+    meter.step = 1
+    assert [start for start, _, _, _ in spans.found] == pytest.approx([0, 4.01])
+    assert [end for _, end, _, _ in spans.found] == pytest.approx([2.01, 5.01])
+    assert [sum(seconds.values()) for _, _, seconds, _ in spans.found] == pytest.approx([2, 1])
 
 
 def test_steps_and_takes_cut_an_open_measure() -> None:
@@ -54,7 +66,7 @@ def test_steps_and_takes_cut_an_open_measure() -> None:
         clock.sleep(4)
     assert meter.take() == {Owner.COMPUTE: 4}
     assert meter.take() == {}
-    assert [(end - start, step) for _, start, end, step in spans.found] == [
+    assert [(end - start, step) for start, end, _, step in spans.found] == [
         (1, None),
         (2, 1),
         (4, 2),
@@ -90,7 +102,7 @@ def test_a_background_thread_owns_no_time_but_may_cut() -> None:
         thread = threading.Thread(target=background)
         thread.start()
         thread.join()
-        assert spans.found == [(Owner.COMPUTE, 0, 3, None)]
+        assert spans.found == [(0, 3, {Owner.COMPUTE: 3}, None)]
         clock.sleep(1)
     assert meter.take() == {Owner.COMPUTE: 4}
 
@@ -112,7 +124,8 @@ def test_time_asleep_belongs_to_no_measure_and_later_spans_are_at_the_wall_time(
         clock.asleep_s = 3600
         spans.cut()
         clock.sleep(1)
-    assert [(start, end) for _, start, end, _ in spans.found] == [(100, 101), (3701, 3702)]
+    spans.cut()
+    assert [(start, end) for start, end, _, _ in spans.found] == [(100, 101), (3701, 3702)]
 
 
 @settings(deadline=None)
@@ -136,7 +149,9 @@ def test_any_nesting_covers_the_measured_time_once(tree: object) -> None:
             clock.sleep(node)
 
     with meter.measure(Owner.IDLE):
+        clock.sleep(1)
         walk(tree)
     assert sum(meter.take().values()) == pytest.approx(clock.now_s)
-    for (_, _, end, _), (_, start, _, _) in zip(spans.found, spans.found[1:], strict=False):
-        assert start == end
+    ((start_s, end_s, seconds, _),) = spans.found
+    assert (start_s, end_s) == (0, clock.now_s)
+    assert sum(seconds.values()) == pytest.approx(end_s)
