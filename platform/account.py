@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from ebbtide.platform import timeline
 from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import Alive, Finished, NodeUp, Record, Started
+from ebbtide.platform.records import Finished, NodeUp, Record, Started
 
 _US_PER_HOUR = 3_600_000_000
 K = TypeVar("K", bound=Hashable)
@@ -162,14 +162,6 @@ def account(records: Sequence[Record], now_s: float) -> Account:
     ]
     rows.sort(key=lambda row: (row.node.time_s, row.node.node_id, row.attempt or 0, row.owner))
     return Account(tuple(rows), _status(records, now_s))
-
-
-def spent_so_far(records: Sequence[Record], now_s: float) -> Dollars:
-    """Dollars up to now, from the driver's own records (``NodeUp``, ``NodeDown``) alone.
-
-    For a driver that is alive, which is what makes it cheap enough for every progress line.
-    """
-    return account([*records, Alive(time_s=now_s)], now_s).total.spent
 
 
 def _status(records: Sequence[Record], now_s: float) -> str:

@@ -54,8 +54,8 @@ def loss_curve_png(
     """Draw a run's loss curve to a PNG file.
 
     ``losses`` (nats per token) belong to ``steps``; ``validation`` is (step, loss); ``world_sizes``
-    is (steps finished before, workers from then on) in order; ``reference`` names a level, such as
-    the corpus' unigram entropy.
+    is (steps finished before, workers from then on) by attempt; ``reference`` names a level, such
+    as the corpus' unigram entropy.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -173,9 +173,13 @@ def _draw_marks(top: Axes, bottom: Axes, marks: Sequence[Mark], last: int) -> in
 
 
 def _draw_world_sizes(axes: Axes, world_sizes: Sequence[tuple[int, int]], last: int) -> None:
-    if world_sizes:
-        starts = [step for step, _ in world_sizes]
-        sizes = [size for _, size in world_sizes]
+    kept: list[tuple[int, int]] = []
+    for step, size in world_sizes:
+        while kept and kept[-1][0] >= step:  # its steps are done again with another size
+            kept.pop()
+        kept.append((step, size))
+    if kept:
+        starts, sizes = zip(*kept, strict=True)
         axes.stairs(sizes, [*starts, max(last, starts[-1])], color=_LOSS, fill=True, alpha=0.2)
         axes.stairs(sizes, [*starts, max(last, starts[-1])], color=_LOSS, lw=1.4, baseline=None)
         axes.set_ylim(0, max(sizes) + 0.6)

@@ -223,22 +223,23 @@ class _Phases:
 
 
 def _phases(records: Iterable[Record]) -> _Phases:
+    started: dict[int, int] = {}
     first_compute: dict[int, int] = {}
     last_end: dict[int, int] = {}
-    started: dict[int, int] = {}
     for record in records:
-        if isinstance(record, Attempt):
-            start_us = microseconds(record.start_s)
-            started[record.index] = min(start_us, started.get(record.index, start_us))
-        elif isinstance(record, Span):
-            number, end_us = record.attempt, microseconds(record.end_s)
+        if not isinstance(record, Attempt | Span):
+            continue
+        start_us = microseconds(record.start_s)
+        number = record.index if isinstance(record, Attempt) else record.attempt
+        started[number] = min(start_us, started.get(number, start_us))
+        if isinstance(record, Span) and record.seconds.keys() != {Owner.RESTART}:
+            end_us = microseconds(record.end_s)
             last_end[number] = max(end_us, last_end.get(number, end_us))
             if record.seconds.get(Owner.COMPUTE):
-                start_us = microseconds(record.start_s)
                 first_compute[number] = min(start_us, first_compute.get(number, start_us))
     computing = sorted((start_us, number) for number, start_us in first_compute.items())
     if not computing:
-        return _Phases([-math.inf], [(max(started | last_end, default=None), Owner.RESTART)])
+        return _Phases([-math.inf], [(max(started, default=None), Owner.RESTART)])
     starts: list[float] = [-math.inf]
     owners: list[tuple[int | None, Owner]] = [(computing[0][1], Owner.RESTART)]
     end_us = 0

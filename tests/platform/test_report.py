@@ -26,7 +26,7 @@ def test_a_run_with_everything_is_drawn(tmp_path: Path) -> None:
         [9 - step / 20 for step in range(100)],
         marks=[Mark(30, "notice"), Mark(33, "kill"), Mark(97, "growth", "two nodes added")],
         validation=[(50, 6.5), (100, 4.1)],
-        world_sizes=[(0, 4), (30, 3), (33, 2), (97, 4)],
+        world_sizes=[(0, 4), (30, 3), (33, 2), (31, 1), (97, 4)],
         reference=("unigram entropy", 6.1),
         title="a run",
     )

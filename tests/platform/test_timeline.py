@@ -113,6 +113,23 @@ def test_a_run_that_never_computed_was_starting() -> None:
     assert seconds(up("n", 0), attempt(4, 10), finished(30)) == {("n", 4, "restart"): 30}
 
 
+def test_workers_that_wait_to_be_ended_do_not_keep_their_attempt_at_work() -> None:
+    assert seconds(
+        *(up("a", 0), up("b", 0), attempt(0, 0), span("a", 0, 10), span("b", 0, 10)),
+        span("a", 10, 15, restart=5),
+        *(attempt(1, 10, first_step=9), span("b", 20, 30, attempt=1)),
+        finished(30),
+    ) == {
+        ("a", 0, "compute"): 10,
+        ("b", 0, "compute"): 10,
+        ("a", 0, "restart"): 5,
+        ("a", 1, "restart"): 5,
+        ("b", 1, "restart"): 10,
+        ("b", 1, "compute"): 10,
+        ("a", 1, "idle"): 10,
+    }
+
+
 def test_an_attempt_that_does_not_get_to_compute_is_a_restart_to_the_end() -> None:
     assert seconds(up("n", 0), span("n", 0, 10), attempt(1, 15), finished(30)) == {
         ("n", 0, "compute"): 10,
