@@ -14,6 +14,7 @@ from ebbtide.commands import data
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.commands.export import export
+from ebbtide.commands.serve import serve
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
 
@@ -45,6 +46,7 @@ def entry(
 app.command()(checkpoints)
 app.command()(cost)
 app.command()(export)
+app.command()(serve)
 app.add_typer(data.app, name="data")
 
 

@@ -1,10 +1,11 @@
 """A Ray cluster of several nodes on this machine, with real processes that can really be killed.
 
-For the demo, the tests and benchmarks. Every node is a ``ray start --block`` in a session of its own,
-with its own loopback address, ports and temporary folder, so that nodes can be drained, killed and
-added one by one and no other cluster on the machine is disturbed. Promises: :meth:`LocalCluster.stop`
-leaves no process, no port and no file; when the process that started the cluster dies, however it
-dies, the kernel ends the nodes with it, and the next cluster to start removes the files.
+For the demo, the tests and benchmarks. Every node is a ``ray start --block`` in a session of its
+own, with its own loopback address, ports and temporary folder, so that nodes can be drained, killed
+and added one by one and no other cluster on the machine is disturbed. Promises:
+:meth:`LocalCluster.stop` leaves no process, no port and no file; when the process that started the
+cluster dies, however it dies, the kernel ends the nodes with it, and the next cluster to start
+removes the files.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ebbtide.platform import child_process
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
-from ebbtide.platform.ray_seam import ControlService, RayNode
+
+if TYPE_CHECKING:
+    from ebbtide.platform.ray_seam import ControlService, RayNode
 
 _LABEL_NAME = "ebbtide.dev/local-node"
 _START_TIMEOUT_S = 120.0
@@ -194,12 +198,18 @@ class LocalCluster:
         return f"http://127.0.0.1:{self._dashboard_port}"
 
     @property
+    def folder(self) -> Path:
+        """Where the processes keep sessions and logs, until :meth:`stop`."""
+        return self._folder
+
+    @property
     def environment(self) -> dict[str, str]:
         """The environment of the cluster's processes, for programs that are run against it."""
         foreign = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return {
             **foreign,
             **FAST_FAILURE_DETECTION,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "RAY_TMPDIR": str(self._folder),
             "RAY_AUTH_MODE": "disabled",  # explicit: a stray token file would switch it on
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -272,6 +282,8 @@ class LocalCluster:
         )
 
     def _start_head(self) -> None:
+        from ebbtide.platform.ray_seam import ControlService  # late: it imports Ray and torch
+
         port, client, self._dashboard_port = _free_ports(3)
         self.address = f"127.0.0.2:{port}"
         self._head = self._ray_start(

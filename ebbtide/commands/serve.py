@@ -1,0 +1,36 @@
+"""``ebbtide serve``: an OpenAI-compatible endpoint over an exported model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import typer
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    file: Path = typer.Argument(help="The job file."),
+    address: str | None = typer.Option(
+        None, "--address", help="A running Ray cluster; without it, one is started here."
+    ),
+    overrides: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a key of the job file; repeatable."
+    ),
+) -> None:
+    """Serve a model by separate prefill and decode workers until Ctrl-C.
+
+    The endpoint's URL goes to stdout once it answers. Serving ends with everything it started.
+
+    Example: [bold]ebbtide serve examples/stdlib-lm/serve.yaml --set http.port=8100[/bold]
+    """
+    from ebbtide.platform.config import load
+    from ebbtide.serve.config import ServeConfig
+    from ebbtide.serve.job import start
+
+    config = load(file, ServeConfig, overrides)
+    with start(config, address) as serving:
+        typer.echo(serving.endpoint)
+        log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
+        serving.wait()

@@ -1,0 +1,93 @@
+"""The Ray cluster that an endpoint runs on: a given one, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.local_cluster import LocalCluster
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HEAD = "node:__internal_head__"
+
+# Engines that load keep every core busy for a minute: a raylet that is slow then is not dead.
+_PATIENT = {
+    "RAY_health_check_period_ms": "5000",
+    "RAY_health_check_timeout_ms": "10000",
+}
+
+
+def local_cluster() -> LocalCluster:
+    """A cluster with this machine's cores, ended when its context is left."""
+    return LocalCluster(nodes=1, cpus_per_node=os.cpu_count() or 1, environment=_PATIENT)
+
+
+@contextlib.contextmanager
+def connected(address: str, *, ours: bool) -> Iterator[None]:
+    """This process as a driver on a cluster; a connection that is there already is used and kept.
+
+    ``ours`` is for a cluster that this process started, which asks for no token.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    if ours:
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=True
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{address}: cannot connect to Ray there: {error}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)  # Ray replaces it
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[dict[str, float]]:
+    """The resources of every living node, in all, busy or not."""
+    import ray
+
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def is_loopback() -> bool:
+    """Whether every node is known by a loopback address: all are on this machine."""
+    import ray
+
+    addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def on_head(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process on the cluster's head node; errors come back as they were."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]), None)
+    if head is None:
+        raise ClusterError("the Ray cluster has no living head node")
+    task = ray.remote(function).options(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
+    )
+    try:
+        return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None

@@ -1,0 +1,106 @@
+"""The configuration of an endpoint: what ``ebbtide serve FILE`` reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ebbtide.platform.config import Config
+
+Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+RESERVED_ENGINE_OPTIONS = {
+    "model": "model.uri",
+    "served_model_name": "model.name",
+    "tokenizer": "model.uri",
+    "max_model_len": "model.max_model_len",
+    "dtype": "dtype",
+    "device": "accelerator",
+    "tensor_parallel_size": "prefill.gpus and decode.gpus",
+    "kv_cache_memory_bytes": "prefill.kv_cache_gb and decode.kv_cache_gb",
+    "kv_transfer_config": None,
+    "worker_extension_cls": None,
+    "distributed_executor_backend": None,
+    "enable_log_requests": None,
+}
+"""Options of vLLM that ebbtide sets itself, and the key that sets them here (if there is one)."""
+
+
+class ModelConfig(Config):
+    """The exported directory (local or ``s3://``), and the name that clients ask for."""
+
+    uri: Annotated[str, Field(min_length=1)]
+    name: Name | None = None
+    max_model_len: Positive | None = None
+
+
+class HttpConfig(Config):
+    """Where the endpoint listens: on loopback, unless told otherwise."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+
+
+class RoleConfig(Config):
+    """The replicas of one role, prefill or decode, and what each of them has.
+
+    ``gpus`` above 1 splits the model over them (tensor parallelism). ``kv_cache_gb`` (GiB) is the
+    memory for keys and values; None is 1 GiB on CPUs and what vLLM finds free on GPUs.
+    """
+
+    replicas: Positive = 1
+    cpus: Annotated[float, Field(gt=0)] = 1
+    gpus: Annotated[int, Field(ge=0)] = 0
+    threads: Positive = 1
+    kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
+
+
+class ServeConfig(Config):
+    """One endpoint: a model served by separate prefill and decode workers.
+
+    ``dtype`` None serves the weights in the type they were exported in. ``engine`` holds further
+    options of vLLM, for both roles alike.
+    """
+
+    name: Name
+    model: ModelConfig
+    http: HttpConfig = HttpConfig()
+    accelerator: Literal["cpu", "gpu"] = "cpu"
+    dtype: Literal["fp32", "bf16"] | None = None
+    prefill: RoleConfig = RoleConfig()
+    decode: RoleConfig = RoleConfig()
+    engine: dict[str, Any] = {}
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in requests."""
+        return self.model.name or self.name
+
+    @property
+    def endpoint(self) -> str:
+        """The base URL for clients on the serving machine."""
+        host = self.http.host
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.http.port}/v1"
+
+    @field_validator("engine")
+    @classmethod
+    def _not_reserved(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        for key in engine.keys() & RESERVED_ENGINE_OPTIONS.keys():
+            instead = RESERVED_ENGINE_OPTIONS[key]
+            hint = f"set {instead} instead" if instead else "ebbtide sets it"
+            raise ValueError(f"engine.{key} is reserved: {hint}")
+        return engine
+
+    @model_validator(mode="after")
+    def _accelerated(self) -> ServeConfig:
+        for name, role in (("prefill", self.prefill), ("decode", self.decode)):
+            if self.accelerator == "gpu" and not role.gpus:
+                raise ValueError(f"accelerator: gpu needs {name}.gpus of 1 or more")
+            if self.accelerator == "cpu" and role.gpus:
+                raise ValueError(f"{name}.gpus needs accelerator: gpu")
+        return self

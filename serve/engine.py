@@ -1,0 +1,124 @@
+"""What one engine is started with: settings of Ray Serve LLM and vLLM out of a ServeConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ebbtide.serve.config import RoleConfig, ServeConfig
+
+Role = Literal["prefill", "decode"]
+
+MODEL_CALLBACK = "ebbtide.serve.replica.LocalModel"
+WORKER_EXTENSION = "ebbtide.serve.vllm_worker.WorkerExtension"
+
+_GIB = 2**30
+_CPU_KV_CACHE_GB = 1.0
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", None: "auto"}
+_HEALTH_CHECK_S = 2
+_GRACE_S = 20
+ENGINE_STOP_S = 10.0
+_START_ATTEMPTS = 1
+"""A model that failed to load fails again; minutes of retries would only hide why."""
+
+
+def role_config(config: ServeConfig, role: Role) -> RoleConfig:
+    """The part of the configuration that is a role's own."""
+    return config.prefill if role == "prefill" else config.decode
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the engines of an endpoint share beside their configuration.
+
+    Replica k of a role has its NIXL side channel at the role's port + k (times its GPUs).
+    ``is_loopback``: every worker is on this machine, so none has to listen to the network.
+    """
+
+    model_uri: str
+    side_channel_ports: Mapping[Role, int]
+    is_loopback: bool
+
+
+def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
+    """The fields of ``ray.serve.llm.LLMConfig`` for the replicas of a role."""
+    own = role_config(config, role)
+    fields: dict[str, Any] = {
+        "model_loading_config": {"model_id": config.model_name, "model_source": site.model_uri},
+        "callback_config": {
+            "callback_class": MODEL_CALLBACK,
+            "callback_kwargs": {"uri": site.model_uri},
+        },
+        "accelerator_config": {"kind": config.accelerator},
+        "deployment_config": {
+            "num_replicas": own.replicas,
+            "max_constructor_retry_count": _START_ATTEMPTS,
+            "health_check_period_s": _HEALTH_CHECK_S,
+            "graceful_shutdown_timeout_s": _GRACE_S,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "ray_actor_options": {"num_cpus": own.cpus if config.accelerator == "gpu" else 0},
+        },
+        "experimental_configs": {
+            "stream_batching_interval_ms": 0,
+            "NIXL_SIDE_CHANNEL_PORT_BASE": site.side_channel_ports[role],
+        },
+        "runtime_env": {"env_vars": environment(config, role, site)},
+        "engine_kwargs": engine_options(config, role),
+    }
+    if config.accelerator == "cpu":
+        fields["placement_group_config"] = {"bundles": [{"CPU": own.cpus}]}
+    return fields
+
+
+def engine_options(config: ServeConfig, role: Role) -> dict[str, Any]:
+    """vLLM's engine arguments; the user's own come last, and cannot be reserved ones."""
+    own = role_config(config, role)
+    on_cpu = config.accelerator == "cpu"
+    options: dict[str, Any] = {
+        "dtype": _DTYPES[config.dtype],
+        "tensor_parallel_size": max(1, own.gpus),
+        "enforce_eager": on_cpu,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "kv_transfer_config": {
+            "kv_connector": "NixlConnector",
+            "kv_role": _KV_ROLES[role],
+            "kv_buffer_device": "cpu" if on_cpu else "cuda",
+        },
+    }
+    if config.model.max_model_len is not None:
+        options["max_model_len"] = config.model.max_model_len
+    kv_cache_gb = own.kv_cache_gb or (_CPU_KV_CACHE_GB if on_cpu else None)
+    if kv_cache_gb is not None:
+        options["kv_cache_memory_bytes"] = int(kv_cache_gb * _GIB)
+    return {**options, **config.engine}
+
+
+def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
+    """Environment variables of an engine's processes."""
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "UCX_RCACHE_MAX_UNRELEASED": "1024",  # vLLM sets it too late: NIXL is imported before it
+        "OMP_NUM_THREADS": str(role_config(config, role).threads),
+    }
+    if config.accelerator == "cpu":
+        # else engines that share a machine bind their threads to the same cores
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if site.is_loopback:
+        variables |= {"UCX_NET_DEVICES": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    return variables
+
+
+def demand(config: ServeConfig) -> list[dict[str, float]]:
+    """What the replicas reserve, a bundle per replica and GPU; the rest of Serve takes nothing."""
+    bundles: list[dict[str, float]] = []
+    for own in (config.prefill, config.decode):
+        for _ in range(own.replicas):
+            if config.accelerator == "cpu":
+                bundles.append({"CPU": own.cpus})
+            else:
+                bundles.append({"CPU": own.cpus, "GPU": 1.0})
+                bundles.extend({"GPU": 1.0} for _ in range(own.gpus - 1))
+    return bundles

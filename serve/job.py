@@ -1,0 +1,244 @@
+"""An endpoint's life: checked, started, watched and stopped.
+
+Promises: what can be seen to be wrong (model, port, a cluster too small) is said before any engine
+starts; :func:`start` returns when a request has gone the whole way through both roles; when it
+fails, and after :meth:`Serving.stop`, nothing that it started is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ebbtide.platform.clock import Clock, SystemClock
+from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.platform.storage import LocalStorage, open_storage
+from ebbtide.serve import capacity, cluster, ports, startup
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.engine import Role, Site, demand
+from ebbtide.serve.model_files import check_servable, fetch
+
+if TYPE_CHECKING:
+    from ebbtide.platform.local_cluster import LocalCluster
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+_WATCH_S = 2.0
+_SAY_EVERY_S = 10.0
+_WARM_UP_TIMEOUT_S = 60.0
+
+
+class Serving:
+    """A running endpoint; a context manager that stops it."""
+
+    def __init__(self, config: ServeConfig, resources: contextlib.ExitStack, clock: Clock) -> None:
+        self.endpoint, self.model_name = config.endpoint, config.model_name
+        self._name, self._resources, self._clock = config.name, resources, clock
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the endpoint and all that was started for it. May be called more than once."""
+        with _uninterrupted():
+            self._resources.close()
+
+    def wait(self) -> None:
+        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself."""
+        was = "running"
+        while True:
+            self._clock.sleep(_WATCH_S)
+            now = _progress(self._name)
+            if now.state != was:
+                log.warning("%s: %s: %s", self._name, now.state, now.text)
+            was = now.state
+
+
+def start(config: ServeConfig, address: str | None = None, clock: Clock | None = None) -> Serving:
+    """Start an endpoint on the Ray cluster at ``address``, or on one of its own on this machine.
+
+    Raises ServeError or ClusterError, with nothing left behind.
+    """
+    clock = clock or SystemClock()
+    deadline_s = clock.monotonic() + config.start_timeout_s
+    resources = contextlib.ExitStack()
+    try:
+        own = _prepare(config, address, resources)
+        _await_capacity(config, own is not None, deadline_s, clock)
+        resources.enter_context(_deployed(config))
+        try:
+            _await_running(config, deadline_s, clock)
+            _warm_up(config)
+        except ServeError as error:
+            cause = own and startup.root_cause_in(own.folder)
+            raise ServeError(f"{error}\n{cause}" if cause else str(error)) from error
+    except BaseException:
+        with _uninterrupted():
+            resources.close()
+        raise
+    return Serving(config, resources, clock)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not cut short what the first one has begun to clean up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare(
+    config: ServeConfig, address: str | None, resources: contextlib.ExitStack
+) -> LocalCluster | None:
+    """Check port and model, and connect to the cluster; returns it if it is our own."""
+    if address is not None:
+        resources.enter_context(cluster.connected(address, ours=False))
+        cluster.on_head(ports.require_free, config.http.host, config.http.port)
+        cluster.on_head(_check_model, config)
+        return None
+    ports.require_free(config.http.host, config.http.port)
+    _check_model(config)
+    own = resources.enter_context(cluster.local_cluster())
+    resources.enter_context(cluster.connected(own.address, ours=True))
+    return own
+
+
+def _check_model(config: ServeConfig) -> None:
+    check_servable(fetch(_absolute(config.model.uri)), config)
+
+
+def _absolute(uri: str) -> str:
+    """A local path as every process of the machine understands it."""
+    storage = open_storage(uri)
+    return storage.uri if isinstance(storage, LocalStorage) else uri
+
+
+def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock: Clock) -> None:
+    """Wait for nodes that can hold every replica; a cluster of our own will not grow.
+
+    Raises ClusterError that says what is needed and what is there.
+    """
+    said_s = -_SAY_EVERY_S
+    while short := capacity.shortfall(demand(config), cluster.nodes()):
+        text = f"{config.name}: the Ray cluster is too small: {short}"
+        if is_own or clock.monotonic() > deadline_s:
+            raise ClusterError(f"{text}; add nodes, or lower replicas, cpus or gpus")
+        if clock.monotonic() - said_s >= _SAY_EVERY_S:
+            said_s = clock.monotonic()
+            log.warning("%s; waiting for %.0f s", text, deadline_s - clock.monotonic())
+        clock.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _deployed(config: ServeConfig) -> Iterator[None]:
+    """The application handed to Ray Serve, with Serve itself; both are taken down again."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from ray import serve
+
+    from ebbtide.serve.app import build
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if others := serve.status().applications:
+        raise ServeError(
+            f"Ray Serve on this cluster already serves {', '.join(others)}; stop that first, or use"
+            " another cluster"
+        )
+    site = Site(_absolute(config.model.uri), _side_channels(config), cluster.is_loopback())
+    application = build(config, site)
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": config.http.host, "port": config.http.port},
+        )
+        serve.run_many(
+            [serve.RunTarget(application, name=config.name, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        yield
+    finally:
+        serve.shutdown()
+
+
+def _side_channels(config: ServeConfig) -> dict[Role, int]:
+    """A run of ports for each role, one for each replica's GPU."""
+    counts = {
+        role: own.replicas * max(1, own.gpus)
+        for role, own in (("prefill", config.prefill), ("decode", config.decode))
+    }
+    first = ports.free_run(sum(counts.values()))
+    return {"prefill": first, "decode": first + counts["prefill"]}
+
+
+def _progress(name: str) -> startup.Progress:
+    import ray
+    from ray import serve
+
+    try:
+        return startup.progress(serve.status().applications.get(name))
+    except ray.exceptions.RayError as error:
+        raise ServeError(f"{name}: Ray Serve does not answer any more: {error}") from error
+
+
+def _await_running(config: ServeConfig, deadline_s: float, clock: Clock) -> None:
+    began_s, said_s = clock.monotonic(), clock.monotonic()
+    while True:
+        now = _progress(config.name)
+        if now.state == "running":
+            return
+        if now.state == "failed":
+            raise ServeError(f"{config.name} could not be started: {now.text}")
+        if clock.monotonic() > deadline_s:
+            raise ServeError(
+                f"{config.name} is not up after start_timeout_s ({config.start_timeout_s:g} s): "
+                f"{now.text}"
+            )
+        if clock.monotonic() - said_s >= _SAY_EVERY_S:
+            said_s = clock.monotonic()
+            log.info("%s: starting for %.0f s: %s", config.name, said_s - began_s, now.text)
+        clock.sleep(_POLL_S)
+
+
+def _warm_up(config: ServeConfig) -> None:
+    """One request through both roles: it makes their connection, and shows that they work."""
+    body = {"model": config.model_name, "prompt": [0], "max_tokens": 1}
+    request = urllib.request.Request(
+        f"{config.endpoint}/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_WARM_UP_TIMEOUT_S) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        raise ServeError(f"{config.name}: the first request failed: {error.code} {text}") from error
+    except OSError as error:
+        raise ServeError(f"{config.endpoint}: the first request failed: {error}") from error

@@ -1,0 +1,31 @@
+"""What serving uses of Ray Serve LLM beyond its public names, in one place.
+
+Ray is pinned; ``tests/serve/test_ray_llm_seam.py`` fails when an upgrade changes what is used here.
+Imports vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    OpenAIHTTPException,
+    to_model_metadata,
+)
+
+__all__ = [
+    "CallbackBase",
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "OpenAIHTTPException",
+    "engine_client",
+    "to_model_metadata",
+]
+
+
+def engine_client(server: Any) -> Any:
+    """vLLM's client of the engine process behind an LLMServer; None before it has started."""
+    return server.engine and server.engine._engine_client

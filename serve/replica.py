@@ -1,0 +1,71 @@
+"""What runs inside the engine replicas: Ray's prefill and decode servers, corrected, and the model.
+
+Imports vLLM, so only replicas and the builder import this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
+
+from ebbtide.serve.engine import ENGINE_STOP_S
+from ebbtide.serve.model_files import fetch
+from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client
+from ebbtide.serve.split import prefill_where
+
+
+class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
+    """Makes the model local to the replica's node and verifies it, before the engine starts.
+
+    It takes the place of Ray's own download, which starts another process that imports vLLM.
+    """
+
+    async def on_before_node_init(self) -> None:
+        folder = await asyncio.to_thread(fetch, self.kwargs["uri"])
+        self.llm_config.get_engine_config().hf_model_id = str(folder)
+        self.ctx.run_init_node = False
+
+
+class _Orderly:
+    """Ends the engine's processes when the replica ends. Ray leaves them to be killed, and what is
+    killed leaves its shared memory behind."""
+
+    async def __del__(self) -> None:
+        client = engine_client(self)
+        if client is not None:
+            await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
+
+
+class PrefillServer(_Orderly, PDPrefillServer):  # type: ignore[misc]  # Ray ships no types
+    """Computes a prompt and its first token, which the decode server computes again and keeps.
+
+    Ray asks it for exactly one token but leaves ``min_tokens`` as it was, which vLLM then refuses.
+    """
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
+        request.min_tokens = 0
+        return await super().completions(request, raw_request_info)  # type: ignore[no-any-return]
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
+        request.min_tokens = 0
+        return await super().chat(request, raw_request_info)  # type: ignore[no-any-return]
+
+
+class DecodeServer(_Orderly, PDDecodeServer):  # type: ignore[misc]  # Ray ships no types
+    """Has a request's prompt computed elsewhere where that is possible, and produces its tokens.
+
+    Ray would hand the first prompt's keys and values to every sequence of the request.
+    """
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
+        if prefill_where(request) == "local":
+            return await LLMServer.completions(self, request, raw_request_info)  # type: ignore[no-any-return]
+        return await super().completions(request, raw_request_info)  # type: ignore[no-any-return]
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
+        if prefill_where(request) == "local":
+            return await LLMServer.chat(self, request, raw_request_info)  # type: ignore[no-any-return]
+        return await super().chat(request, raw_request_info)  # type: ignore[no-any-return]

@@ -1,0 +1,93 @@
+"""What the engines of each role are started with."""
+
+from __future__ import annotations
+
+import importlib
+
+from ebbtide.platform.config import parse
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.engine import (
+    MODEL_CALLBACK,
+    WORKER_EXTENSION,
+    Site,
+    demand,
+    engine_options,
+    environment,
+    llm_config,
+)
+
+_SITE = Site("/models/tide", {"prefill": 20_100, "decode": 20_102}, is_loopback=True)
+
+
+def config(text: str = "") -> ServeConfig:
+    return parse(f"name: tide\nmodel: {{uri: out}}\n{text}", ServeConfig)
+
+
+def test_the_roles_differ_in_direction_and_port() -> None:
+    prefill, decode = (llm_config(config(), role, _SITE) for role in ("prefill", "decode"))
+    for fields, kv_role, port in (
+        (prefill, "kv_producer", 20_100),
+        (decode, "kv_consumer", 20_102),
+    ):
+        transfer = fields["engine_kwargs"]["kv_transfer_config"]
+        assert transfer["kv_connector"] == "NixlConnector"
+        assert transfer["kv_role"] == kv_role
+        assert fields["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == port
+        assert fields["experimental_configs"]["stream_batching_interval_ms"] == 0
+        assert fields["callback_config"]["callback_kwargs"] == {"uri": "/models/tide"}
+
+
+def test_options_of_cpu_engines() -> None:
+    options = engine_options(config("dtype: fp32\nprefill: {kv_cache_gb: 0.5}"), "prefill")
+    assert options["dtype"] == "float32"
+    assert options["enforce_eager"] is True
+    assert options["kv_cache_memory_bytes"] == 2**29
+    assert options["kv_transfer_config"]["kv_buffer_device"] == "cpu"
+    assert "max_model_len" not in options
+    assert engine_options(config(), "decode")["dtype"] == "auto"
+
+
+def test_options_of_gpu_engines() -> None:
+    text = "accelerator: gpu\nprefill: {gpus: 1}\ndecode: {gpus: 4, replicas: 2, cpus: 3}"
+    fields = llm_config(config(text), "decode", _SITE)
+    options = fields["engine_kwargs"]
+    assert options["tensor_parallel_size"] == 4
+    assert options["enforce_eager"] is False
+    assert options["kv_transfer_config"]["kv_buffer_device"] == "cuda"
+    assert "kv_cache_memory_bytes" not in options
+    assert fields["accelerator_config"] == {"kind": "gpu"}
+    assert fields["deployment_config"]["num_replicas"] == 2
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in fields["runtime_env"]["env_vars"]
+    assert demand(config(text)) == [
+        {"CPU": 1.0, "GPU": 1.0},
+        *[{"CPU": 3.0, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}] * 2,
+    ]
+
+
+def test_further_engine_options_are_passed_on() -> None:
+    options = engine_options(config("engine: {max_num_seqs: 4, enforce_eager: false}"), "decode")
+    assert options["max_num_seqs"] == 4
+    assert options["enforce_eager"] is False
+
+
+def test_only_a_cluster_on_one_machine_is_kept_to_loopback() -> None:
+    assert environment(config(), "prefill", _SITE)["UCX_NET_DEVICES"] == "lo"
+    elsewhere = Site("s3://bucket/tide", {"prefill": 1, "decode": 2}, is_loopback=False)
+    assert "UCX_NET_DEVICES" not in environment(config(), "prefill", elsewhere)
+    assert environment(config("prefill: {threads: 3}"), "prefill", _SITE)["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_replica_reserves_what_it_is_given_and_no_more() -> None:
+    fields = llm_config(config("prefill: {cpus: 2, replicas: 2}"), "prefill", _SITE)
+    assert fields["placement_group_config"] == {"bundles": [{"CPU": 2.0}]}
+    assert fields["deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
+    assert demand(config("prefill: {cpus: 2, replicas: 2}")) == [{"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
+
+
+def test_classes_that_are_named_by_text_are_there() -> None:
+    for name in (MODEL_CALLBACK, WORKER_EXTENSION):
+        module, _, attribute = name.rpartition(".")
+        path = importlib.util.find_spec(module)
+        assert path is not None and path.origin is not None
+        with open(path.origin, encoding="utf-8") as file:
+            assert f"class {attribute}" in file.read()
