@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 _context: dict[str, Any] = {}
 
@@ -21,6 +21,14 @@ _context: dict[str, Any] = {}
 def bind(**fields: Any) -> None:
     """Set context fields (run, attempt, rank, step, ...) for every later line of this process."""
     _context.update(fields)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """To whatever ``sys.stderr`` is at the time: a progress bar puts its own in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _Human(logging.Formatter):
@@ -58,7 +66,7 @@ def configure(level: int = logging.INFO, jsonl: Path | None = None) -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    human = logging.StreamHandler(sys.stderr)
+    human = _Stderr(sys.stderr)
     human.setFormatter(_Human())
     logger.addHandler(human)
     if jsonl is not None:

@@ -51,7 +51,7 @@ Progress = Callable[[str, int, int | None], None]
 
 SHARD_TOKENS = 2**22
 TOKENIZER_SAMPLE_BYTES = 64 * 2**20
-_BATCH_BYTES = 2**22
+_BATCH_BYTES = 2**20  # a second or so of encoding: Ctrl-C waits for no more
 _PROGRESS_BYTES = 2**18
 _MARKER_KEY = "prepare.incomplete"
 _SHARD_KEY = re.compile(r"(train|validation)/\d{5,}-[0-9a-f]{12}\.arrow")

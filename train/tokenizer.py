@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +66,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    _interruptibly(lambda: tokenizer.train_from_iterator(texts, trainer))
     data = tokenizer.to_str(pretty=True).encode()
     return _ready(tokenizer, {TOKENIZER_FILE: data}, {}, EOS_TOKEN)
+
+
+def _interruptibly(act: Callable[[], None]) -> None:
+    """Run what may stay in native code for minutes so that Ctrl-C is still answered at once."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            act()
+            done.set_result(None)
+        except BaseException as error:  # to the caller, whatever it is
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="train-tokenizer").start()
+    done.result()
 
 
 def load_tokenizer(uri: str) -> TextTokenizer:

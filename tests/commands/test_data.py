@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,3 +99,22 @@ def test_as_a_process(corpus: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "nats/token" in done.stdout
+
+
+def test_ctrl_c_while_the_tokenizer_is_trained(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    stdlib = sysconfig.get_path("stdlib")
+    command = [sys.executable, "-m", "ebbtide", "data", "prepare", stdlib, "--glob", "*.py"]
+    process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE)
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (out / "prepare.incomplete").exists():
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert not (out / "index.json").exists()
