@@ -81,8 +81,10 @@ def train(config: TrainConfig, leave_after: int | None = None, folder: str | Non
 
 
 def _serve(connection: Connection) -> None:
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     home = os.getcwd()
     while True:
         try:

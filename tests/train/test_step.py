@@ -70,6 +70,7 @@ def run_steps(config: TrainConfig, steps: int) -> list[StepResult]:
 
 def reference(config: TrainConfig, steps: int) -> list[tuple[float, float, int]]:
     """Loss, gradient norm and tokens by a plain loop over the whole batch at once."""
+    torch.set_num_threads(1)
     model = build_model(config.model, 300, config.seed)
     optimizer = build_optimizer(model, config.optimizer)
     order = SampleOrder(Masked.num_sequences, config.batch.global_sequences, config.seed)

@@ -50,9 +50,9 @@ def test_with_checkpoints_it_goes_on_where_it_was(make_config: MakeConfig) -> No
 
 
 def test_a_rank_of_something_else_cannot_run_one(make_config: MakeConfig) -> None:
-    with single_process_group(torch.device("cpu")):
-        with pytest.raises(TrainingError, match="process group already"):
-            run_trial(make_config(), lambda report: None)
+    alone = single_process_group(torch.device("cpu"))
+    with alone, pytest.raises(TrainingError, match="process group already"):
+        run_trial(make_config(), lambda report: None)
 
 
 def test_a_job_is_checked_before_it_starts(make_config: MakeConfig, tmp_path: Path) -> None:
