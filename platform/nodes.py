@@ -1,4 +1,4 @@
-"""The nodes of a cluster as the project sees them: labels, market, and what is announced of them."""
+"""The Ray labels by which a node says what it is and what it costs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,190 @@
+"""The driver's side of a run while it goes: carries what happens to storage, ledger and person."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from ebbtide.platform.clock import Clock
+from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.ledger import LedgerWriter
+from ebbtide.platform.ray_seam import draining_nodes, prestart_workers
+from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
+from ebbtide.train.config import TrainConfig
+from ebbtide.train.events import (
+    Event,
+    EventLog,
+    Failed,
+    GenerationBegan,
+    LeaveAsked,
+    Left,
+    NodeLost,
+    Notice,
+    Validation,
+    Waiting,
+)
+from ebbtide.train.history import History
+
+logger = logging.getLogger(__name__)
+
+_NODES_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the run is. ``usd`` is what it has cost so far, with a price known for all or some."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_s: float | None
+    world_size: int
+    attempt: int
+    usd: Decimal | None
+    usd_partial: bool
+
+
+class Driver:
+    """``tick`` is called about twice a second; it never waits for storage."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        desk: Any,
+        log: EventLog,
+        ledger: LedgerWriter,
+        books: Bookkeeping,
+        history: History,
+        clock: Clock,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._config, self._desk, self._clock = config, desk, clock
+        self._log, self._ledger, self._books, self.history = log, ledger, books, history
+        self._on_progress = on_progress
+        self._started_s = clock.monotonic()
+        self._nodes_s = float("-inf")
+        self._began = False
+        self._warm: set[str] = set()
+        self._slots: dict[str, int] = {}
+        self._waiting: Waiting | None = None
+        self.failed: Failed | None = None
+
+    def tick(self) -> None:
+        """Take what has happened. Raises ClusterError if the run has too long had too few nodes."""
+        import ray
+
+        events, held = ray.get(self._desk.take.remote())
+        self._record(events)
+        if self._clock.monotonic() - self._nodes_s >= _NODES_INTERVAL_S:
+            self._nodes_s = self._clock.monotonic()
+            self._see_nodes(held)
+            self._keep_warm(held)
+        if self._on_progress is not None and any(event.kind == "step" for event in events):
+            self._on_progress(self.progress())
+        self._require_start()
+
+    def progress(self) -> Progress:
+        """Where the run is; there must have been a step."""
+        last = self.history.last
+        assert last is not None
+        usd, partial = self._books.usd(self._clock.time()), self._books.partial
+        return Progress(
+            step=last.step,
+            steps=self._config.steps,
+            loss=last.loss,
+            tokens_per_s=self.history.tokens_per_s,
+            world_size=self.history.attempts[-1].world_size,
+            attempt=last.attempt,
+            usd=None if partial and not usd else usd,
+            usd_partial=partial,
+        )
+
+    def _record(self, events: Sequence[Event]) -> None:
+        self._log.write(events)
+        self.history.add(events)
+        for record in self._books.follow(events):
+            self._ledger.write(record)
+        for event in events:
+            self._tell(event)
+
+    def _see_nodes(self, held: Sequence[str]) -> None:
+        import ray
+
+        alive = {
+            node["NodeID"]: ClusterNode(node["NodeID"], node.get("Labels") or {})
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        records, events = self._books.see(held, alive, draining_nodes(), self._clock.time())
+        for record in records:
+            self._ledger.write(record)
+        self._record(events)
+
+    def _keep_warm(self, held: Sequence[str]) -> None:
+        """Once steps are made, have each node hold as many idle processes as it may get ranks."""
+        import ray
+
+        if not self.history.attempts or self.history.attempts[-1].first_step is None:
+            return
+        for node in set(held) - self._warm:
+            self._warm.add(node)
+            environment = ray.get(self._desk.runtime_env.remote())
+            try:
+                prestart_workers(node, self._ranks_on(node), environment)
+            except ClusterError as error:
+                logger.info("%s", error)
+
+    def _ranks_on(self, node: str) -> int:
+        """How many ranks a node gets at most, as far as is known."""
+        return self._slots.get(node, max(self._slots.values(), default=1))
+
+    def _require_start(self) -> None:
+        limit_s = self._config.workers.start_timeout_s
+        if self._began or self._clock.monotonic() - self._started_s < limit_s:
+            return
+        has = self._waiting.has if self._waiting else 0
+        raise ClusterError(
+            f"the job needs {self._config.workers.min} workers, the cluster has room for {has}, "
+            f"and workers.start_timeout_s ({limit_s:g} s) has passed; add nodes, or lower "
+            "workers.min"
+        )
+
+    def _tell(self, event: Event) -> None:
+        match event:
+            case GenerationBegan():
+                self._began = True
+                self._warm.clear()
+                self._slots |= Counter(event.nodes)
+                logger.info("attempt %d begins: %d workers", event.attempt, event.world_size)
+            case Waiting():
+                self._waiting = event
+                logger.warning(
+                    "the job needs %d workers, the cluster has room for %d; waiting",
+                    event.needs,
+                    event.has,
+                )
+            case Notice():
+                logger.warning("notice: node %s will be taken away", event.node[:8])
+            case NodeLost():
+                logger.warning("node %s is gone", event.node[:8])
+            case LeaveAsked():
+                logger.info(
+                    "attempt %d is asked to save and leave: %s", event.attempt, event.reason
+                )
+            case Left():
+                logger.info(
+                    "attempt %d has saved and left after step %d", event.attempt, event.step
+                )
+            case Failed():
+                self.failed = event
+                logger.warning(
+                    "attempt %d failed (%s): %s", event.attempt, event.cause, event.message
+                )
+            case Validation():
+                logger.info("step %d: validation loss %.4f", event.step, event.loss)
+            case _:
+                pass

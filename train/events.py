@@ -1,0 +1,244 @@
+"""What happened in a run, in order: JSON lines on the run's storage, appended to and never changed.
+
+Written by the run's driver under ``<run_uri>/events/``, a new set of segments for each driver.
+Promises: a reader sees whole events; a flush replaces the newest segment in one atomic put; a
+storage fault is logged and tried again, and never ends a run. Steps appear once for every time they
+were made: of a step that was made again after a failure, the last one is the one that was kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ebbtide.platform.errors import EbbtideError
+from ebbtide.platform.storage import Storage, open_storage
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "events"
+_SEGMENT_BYTES = 256 * 1024
+_FLUSH_INTERVAL_S = 2.0
+
+
+class _Event(BaseModel):
+    """``time_s`` is epoch seconds, of the process in which it happened."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    time_s: float
+
+
+class Started(_Event):
+    """A driver took the run up (again)."""
+
+    kind: Literal["started"] = "started"
+    steps: int
+
+
+class GenerationBegan(_Event):
+    """The ranks of attempt ``attempt`` (0-based, never reused in a run) are up, on these nodes."""
+
+    kind: Literal["generation"] = "generation"
+    attempt: int
+    world_size: int
+    nodes: tuple[str, ...]
+
+
+class Step(_Event):
+    """A finished step, 1-based. ``samples`` is a digest of its sample ids in order."""
+
+    kind: Literal["step"] = "step"
+    attempt: int
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    epoch: int
+    samples: str
+    seconds: dict[str, float]
+
+
+class Validation(_Event):
+    """The validation loss after ``step`` steps."""
+
+    kind: Literal["validation"] = "validation"
+    attempt: int
+    step: int
+    loss: float
+
+
+class Checkpoint(_Event):
+    """A checkpoint was committed."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    attempt: int
+    step: int
+    uri: str
+
+
+class Notice(_Event):
+    """The end of one of the run's nodes is announced, with its deadline if there is one."""
+
+    kind: Literal["notice"] = "notice"
+    node: str
+    deadline_s: float | None
+
+
+class LeaveAsked(_Event):
+    """The running generation was asked to save and leave: a notice, or growth."""
+
+    kind: Literal["leave_asked"] = "leave_asked"
+    attempt: int
+    reason: str
+
+
+class Left(_Event):
+    """The generation has saved after ``step`` steps and makes way for the next."""
+
+    kind: Literal["left"] = "left"
+    attempt: int
+    step: int
+
+
+class Failed(_Event):
+    """The generation ended by a failure; ``counted`` against the job's ``max_failures`` or not."""
+
+    kind: Literal["failed"] = "failed"
+    attempt: int
+    cause: str
+    message: str
+    counted: bool
+
+
+class NodeLost(_Event):
+    """A node on which the run had ranks is gone; ``announced`` if a notice came before."""
+
+    kind: Literal["node_lost"] = "node_lost"
+    node: str
+    announced: bool
+
+
+class Waiting(_Event):
+    """The run has too few workers to (re)start."""
+
+    kind: Literal["waiting"] = "waiting"
+    needs: int
+    has: int
+
+
+class Finished(_Event):
+    """The driver is done with the run: finished, failed or interrupted."""
+
+    kind: Literal["finished"] = "finished"
+    status: str
+    step: int
+    message: str | None = None
+
+
+Event = (
+    Started
+    | GenerationBegan
+    | Step
+    | Validation
+    | Checkpoint
+    | Notice
+    | LeaveAsked
+    | Left
+    | Failed
+    | NodeLost
+    | Waiting
+    | Finished
+)
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+
+
+def read_events(run: str | Storage) -> list[Event]:
+    """Every event of a run (its URI or storage), oldest first; empty if there is none.
+
+    A line that cannot be read (torn by a crash, or of a newer version) is left out.
+    """
+    storage = (open_storage(run) if isinstance(run, str) else run).child(_FOLDER)
+    events: list[Event] = []
+    for info in storage.list():
+        if info.key.endswith(".jsonl"):
+            for line in storage.get(info.key).splitlines():
+                try:
+                    events.append(_ADAPTER.validate_json(line))
+                except ValidationError:
+                    logger.warning("%s/%s: an event cannot be read", storage.uri, info.key)
+    return events
+
+
+class EventLog:
+    """Appends the events of one driver. Thread-safe; a daemon thread writes.
+
+    ``session`` is the driver's number in the run: segments sort by it, then by sequence.
+    """
+
+    def __init__(
+        self, run: Storage, session: int, *, interval_s: float = _FLUSH_INTERVAL_S
+    ) -> None:
+        self._storage = run.child(_FOLDER)
+        self._session, self._sequence = session, 0
+        self._segment, self._unwritten = bytearray(), False
+        self._pending: list[Event] = []
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
+        self._interval_s = interval_s
+        self._thread = threading.Thread(target=self._run, name="ebbtide-events", daemon=True)
+        self._thread.start()
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Append; on storage within one flush interval."""
+        with self._lock:
+            self._pending.extend(events)
+
+    def flush(self) -> bool:
+        """Put everything on storage now; False (and a log line) if the storage refused."""
+        with self._flushing:
+            with self._lock:
+                pending, self._pending = self._pending, []
+            if not pending and not self._unwritten:
+                return True
+            self._unwritten = True
+            self._segment += b"".join(event.model_dump_json().encode() + b"\n" for event in pending)
+            key = f"{self._session:04d}-{self._sequence:06d}.jsonl"
+            try:
+                self._storage.put(key, bytes(self._segment))
+            except EbbtideError as error:
+                logger.warning("events could not be written, will try again: %s", error)
+                return False
+            self._unwritten = False
+            if len(self._segment) >= _SEGMENT_BYTES:
+                self._segment, self._sequence = bytearray(), self._sequence + 1
+            return True
+
+    def close(self) -> None:
+        """Flush and stop. A second call does nothing."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            if not self.flush():
+                logger.error("the last events under %s are lost", self._storage.uri)
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            self.flush()

@@ -1,0 +1,198 @@
+"""A training job: from a configuration to a finished run, on whatever Ray cluster there is.
+
+Promises: everything that can be seen to be wrong is said before a worker starts; a run that is
+submitted again under its name goes on from its newest committed checkpoint, and a finished one
+says so at once; a driver that ends, in whatever way, leaves no worker behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from ebbtide.platform import records
+from ebbtide.platform.clock import Clock, SystemClock
+from ebbtide.platform.errors import EbbtideError, TrainingError
+from ebbtide.platform.ledger import LedgerWriter
+from ebbtide.platform.prices import load_catalogue
+from ebbtide.platform.storage import Storage, open_storage, probe
+from ebbtide.train import preflight
+from ebbtide.train.bookkeeping import Bookkeeping
+from ebbtide.train.config import TrainConfig
+from ebbtide.train.events import EventLog, Finished, Started, read_events
+from ebbtide.train.history import History
+from ebbtide.train.manifest import newest
+from ebbtide.train.ray_connection import connected
+from ebbtide.train.run_lock import RunLock
+
+if TYPE_CHECKING:
+    from ebbtide.train.driver import Driver, Progress
+
+logger = logging.getLogger(__name__)
+
+_PROCESS_GROUP_TIMEOUT_S = 600
+_PASSED_ON = "AWS_"
+"""Variables of the driver that its workers get: the standard ones of storage."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. ``attempts`` and the rest count from the run's first start.
+
+    ``loss_first`` and ``loss`` are of the first and last step; ``usd`` is this driver's cost, None
+    if no node's price is known, too low if ``usd_partial``.
+    """
+
+    name: str
+    run_uri: str
+    step: int
+    attempts: int
+    world_sizes: list[int]
+    loss_first: float | None
+    loss: float | None
+    validation_loss: float | None
+    steps_lost: int
+    usd: Decimal | None
+    usd_partial: bool
+    was_finished: bool
+
+
+def train(
+    config: TrainConfig,
+    *,
+    address: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    clock: Clock | None = None,
+) -> RunResult:
+    """Train to the end, or raise the error of ebbtide's tree that says why not.
+
+    Runs on the Ray cluster at ``address`` (``host:port`` or ``auto``), else at ``RAY_ADDRESS``
+    (set in Ray jobs), else on a Ray of its own on this machine. ``on_progress`` is called in this
+    thread about twice a second while steps are made.
+    """
+    clock = clock or SystemClock()
+    preflight.check(config)
+    catalogue = load_catalogue(config.cost.catalogue)
+    run = open_storage(config.run_uri)
+    probe(run)
+    with RunLock(run):
+        history = History(read_events(run))
+        start = newest(run)
+        if start is not None and start.step >= config.steps:
+            logger.info("%s is finished already, at step %d", config.name, start.step)
+            return _result(config, history, start.step, None, was_finished=True)
+        first_step = start.step if start is not None else 0
+        books = Bookkeeping(config.cost, catalogue, clock.time(), first_step)
+        with connected(address), _open(config, run, history, books, clock, on_progress) as driver:
+            _fit(config, driver)
+    return _result(config, history, config.steps, driver, was_finished=False)
+
+
+def _result(
+    config: TrainConfig, history: History, step: int, driver: Driver | None, was_finished: bool
+) -> RunResult:
+    steps = sorted(history.kept)
+    progress = driver.progress() if driver is not None and history.last is not None else None
+    return RunResult(
+        name=config.name,
+        run_uri=config.run_uri,
+        step=step,
+        attempts=len(history.attempts),
+        world_sizes=history.world_sizes,
+        loss_first=history.kept[steps[0]].loss if steps else None,
+        loss=history.kept[steps[-1]].loss if steps else None,
+        validation_loss=history.validation_loss,
+        steps_lost=history.steps_lost(),
+        usd=progress.usd if progress is not None else None,
+        usd_partial=progress.usd_partial if progress is not None else False,
+        was_finished=was_finished,
+    )
+
+
+@contextlib.contextmanager
+def _open(
+    config: TrainConfig,
+    run: Storage,
+    history: History,
+    books: Bookkeeping,
+    clock: Clock,
+    on_progress: Callable[[Progress], None] | None,
+) -> Iterator[Driver]:
+    """The run's desk, events and ledger; they say how it ended, whatever happens in between."""
+    from ebbtide.train.desk import open_desk
+    from ebbtide.train.driver import Driver
+
+    desk = open_desk(config.run_uri, history.next_attempt)
+    started = Started(time_s=clock.time(), steps=config.steps)
+    with (
+        EventLog(run, session=history.sessions) as log,
+        LedgerWriter(run, clock, name="driver") as ledger,
+    ):
+        history.add([started])
+        log.write([started])
+        ledger.write(records.Started(time_s=clock.time()))
+        driver = Driver(config, desk, log, ledger, books, history, clock, on_progress)
+        status, message = "interrupted", None
+        try:
+            yield driver
+            status = "finished"
+        except EbbtideError as error:
+            status, message = "failed", str(error)
+            raise
+        finally:
+            now_s, last = clock.time(), history.last
+            step = last.step if last is not None else 0
+            log.write([Finished(time_s=now_s, status=status, step=step, message=message)])
+            ledger.write(records.Finished(time_s=now_s, status=status))
+
+
+def _fit(config: TrainConfig, driver: Driver) -> None:
+    from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+
+    from ebbtide.platform.ray_seam import ElasticTrainer, hook_environment, rank_errors
+    from ebbtide.train.controller import Judge, Scaling
+    from ebbtide.train.elastic import Limits
+    from ebbtide.train.failures import classify, to_raise
+    from ebbtide.train.warm import HOOK
+    from ebbtide.train.worker import RankSpec, train_function
+
+    workers = config.workers
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    with tempfile.TemporaryDirectory(prefix="ebbtide-train-") as folder:
+        trainer = ElasticTrainer(
+            train_function(RankSpec(config, os.getcwd(), passed_on)),
+            scaling=Scaling(config.run_uri, Limits(workers.min, workers.max)),
+            judge=Judge(config.run_uri, workers.max_failures),
+            tick=driver.tick,
+            scaling_config=ScalingConfig(
+                num_workers=(workers.min, workers.max),
+                use_gpu=workers.gpus > 0,
+                resources_per_worker=_resources(config),
+            ),
+            run_config=RunConfig(
+                name=config.name,
+                storage_path=folder,
+                worker_runtime_env={"env_vars": hook_environment(HOOK)},
+                logging_config=LoggingConfig(log_level="WARNING"),
+            ),
+            process_group_timeout_s=_PROCESS_GROUP_TIMEOUT_S,
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            errors = rank_errors(error)
+            if not errors:
+                raise TrainingError(f"training failed: {error}") from error
+            raise to_raise(classify(errors, node_is_lost=False)) from error
+
+
+def _resources(config: TrainConfig) -> dict[str, float]:
+    workers = config.workers
+    wanted: dict[str, Any] = {"CPU": workers.cpus, "GPU": workers.gpus, **workers.resources}
+    return {name: amount for name, amount in wanted.items() if amount}

@@ -1,0 +1,80 @@
+"""The way to a Ray cluster: the one that is named, or one of our own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+
+from ebbtide.platform.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+_REACH_TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def connected(address: str | None = None) -> Iterator[None]:
+    """This process as a driver of the cluster at ``address``, ``RAY_ADDRESS``, or of a new one.
+
+    A process that is connected already stays so. A new Ray takes the whole machine, is guarded by
+    a token of its own, and ends here. Raises ClusterError if the cluster cannot be reached.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    with contextlib.ExitStack() as undo:
+        if address is None or address == "local":
+            undo.enter_context(_own_token())
+            logger.info("starting Ray on this machine")
+            address = "local"
+        else:
+            _require_reachable(address)
+        try:
+            ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
+        undo.callback(ray.shutdown)
+        yield
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself tries for a minute before it says so."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        raise ClusterError(
+            f"{address}: write host:port of the head (from a node of the cluster), or the "
+            "dashboard's http://host:port (from anywhere)"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"{address}: no Ray cluster answers there ({error}); start one with "
+            "'ray start --head', or leave --address and RAY_ADDRESS out to use this machine alone"
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_token() -> Iterator[None]:
+    """A token for a Ray that is about to start; by default Ray would leave one in the home."""
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    before = {name: os.environ.get(name) for name in wanted}
+    if before["RAY_AUTH_MODE"] is None:
+        os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
