@@ -13,6 +13,7 @@ from ebbtide import __version__
 from ebbtide.commands import data
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
+from ebbtide.commands.demo import demo
 from ebbtide.commands.export import export
 from ebbtide.commands.serve import serve
 from ebbtide.platform import log
@@ -45,6 +46,7 @@ def entry(
 
 app.command()(checkpoints)
 app.command()(cost)
+app.command()(demo)
 app.command()(export)
 app.command()(serve)
 app.add_typer(data.app, name="data")
