@@ -105,7 +105,10 @@ def test_ctrl_c_while_the_tokenizer_is_trained(tmp_path: Path) -> None:
     out = tmp_path / "out"
     stdlib = sysconfig.get_path("stdlib")
     command = [sys.executable, "-m", "ebbtide", "data", "prepare", stdlib, "--glob", "*.py"]
-    process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--exclude", "site-packages", "--max-bytes", "6000000", "--out", str(out)],
+        stderr=subprocess.PIPE,
+    )
     try:
         deadline_s = time.monotonic() + 60
         while not (out / "prepare.incomplete").exists():
