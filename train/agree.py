@@ -6,6 +6,7 @@ others learn of it by the process group's own error.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ import torch.distributed as dist
 
 from ebbtide.platform.errors import EbbtideError, TrainingError
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -21,6 +24,7 @@ def _portable(error: Exception) -> EbbtideError:
     """An error that travels to other ranks."""
     if isinstance(error, EbbtideError):
         return error
+    logger.error("this rank has failed", exc_info=error)
     return TrainingError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
 
 
