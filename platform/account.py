@@ -24,9 +24,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 def usd_text(usd: Decimal, of: Decimal | None = None) -> str:
-    """Dollars for a person: cents, or four places beside a total ``of`` less than ten dollars."""
-    places = "0.01" if abs(usd if of is None else of) >= 10 else "0.0001"
-    return f"${usd.quantize(Decimal(places), ROUND_HALF_UP):,}"
+    """Dollars for a person: cents, or more places beside a total ``of`` that is small."""
+    size = abs(usd if of is None else of)
+    places = 2 if size >= 10 else 4 if size >= Decimal("0.1") or not size else 6
+    return f"${usd.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP):,}"
 
 
 @dataclass(frozen=True)

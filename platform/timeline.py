@@ -133,11 +133,8 @@ def stays(records: Sequence[Record], now_s: float) -> list[Stay]:
         ordered = sorted(ups[node_id], key=lambda up: (up.time_s, up.model_dump_json()))
         times = [microseconds(up.time_s) for up in ordered]
         for index, (start_us, up) in enumerate(zip(times, ordered, strict=True)):
-            following = times[index + 1] if index + 1 < len(times) else None
-            end_us = min((down for down in downs[node_id] if down >= start_us), default=None)
-            if end_us is None and following is None:
-                end_us = ends.after(start_us)
-            end_us = min(t for t in (end_us, following) if t is not None)
+            gone = (down for down in downs[node_id] if down >= start_us)
+            end_us = min([ends.after(start_us), *times[index + 1 : index + 2], *gone])
             found.append(Stay(start_us, end_us, up))
     for node_id in sorted(spans.keys() - ups.keys()):  # its node_up was lost with the driver
         start_s = min(span.start_s for span in spans[node_id])

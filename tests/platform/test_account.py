@@ -188,7 +188,7 @@ def test_dollars_are_exact_in_any_order(
 
 
 def test_dollars_for_a_person() -> None:
-    shown = {"0": "$0.0000", "0.6": "$0.6000", "0.00005": "$0.0001", "12.345": "$12.35"}
+    shown = {"0": "$0.0000", "0.6": "$0.6000", "0.00025": "$0.000250", "12.345": "$12.35"}
     assert {usd: usd_text(Decimal(usd)) for usd in shown} == shown
     assert usd_text(Decimal("0.333333"), of=Decimal(1234)) == "$0.33"
     assert usd_text(Decimal("1234567.891")) == "$1,234,567.89"

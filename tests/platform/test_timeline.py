@@ -198,13 +198,14 @@ def test_a_crashed_driver_s_nodes_end_before_the_next_driver_starts() -> None:
     day = 86_400.0
     found = stays(
         [
-            *(Started(time_s=T), up("a", 1), span("a", 1, 90)),
+            *(Started(time_s=T), up("a", 1), up("b", 2), span("a", 1, 90)),
             *(Started(time_s=T + day), up("b", day + 1), finished(day + 50)),
         ],
         T + 2 * day,
     )
     assert [(s.terms.node_id, (s.end_us - s.start_us) / 1e6) for s in found] == [
         ("a", 89),
+        ("b", 88),
         ("b", 49),
     ]
 
