@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ebbtide import __version__
-from ebbtide.commands import data
+from ebbtide.commands import data, tune
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
@@ -50,6 +50,7 @@ app.command()(demo)
 app.command()(export)
 app.command()(serve)
 app.add_typer(data.app, name="data")
+app.add_typer(tune.app, name="tune")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,182 @@
+"""``ebbtide tune FILE`` runs a sweep; ``ebbtide tune pool`` is about what it runs on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from ebbtide.tune.results import SweepResult
+
+_SWEEP = "run"
+_NAMESPACE = typer.Option("ebbtide-pool", "--namespace", help="The pool's name (pool.namespace).")
+_ADDRESS = typer.Option(None, "--address", help="Ray cluster; default: RAY_ADDRESS, else local.")
+_CLUSTER = typer.Option(
+    "auto", "--address", envvar="RAY_ADDRESS", help="Ray cluster; default: the one running here."
+)
+_JSON = typer.Option(False, "--json", help="One JSON document instead of a table.")
+
+
+class _SweepByDefault(TyperGroup):
+    """A group whose first argument may be a job file: then it is a sweep. (A file whose name is a
+    command's is written ./NAME.)"""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands:
+            args = [_SWEEP, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SweepByDefault,
+    help="Search for the best training job (FILE), on evaluators that stay warm (pool).",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+pool_app = typer.Typer(help="The evaluators that sweeps run on.", no_args_is_help=True)
+app.add_typer(pool_app, name="pool")
+
+
+@app.callback(subcommand_metavar="FILE [OPTIONS] | pool COMMAND")
+def tune() -> None:
+    """Search for the best training job (FILE), on evaluators that stay warm (pool).
+
+    Example: [bold]ebbtide tune examples/stdlib-lm/tune.yaml[/bold]
+    """
+
+
+@app.command(_SWEEP)
+def run(
+    file: str = typer.Argument(metavar="FILE", help="The sweep's YAML file."),
+    address: str | None = _ADDRESS,
+    overrides: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Set a value of the sweep's file. May be repeated."
+    ),
+    out: str | None = typer.Option(
+        None, "--out", help="Where the best train.yaml goes (default: beside the results)."
+    ),
+    as_json: bool = _JSON,
+) -> None:
+    """Run a sweep over a training job and write the best [bold]train.yaml[/bold].
+
+    Prints every trial with its values, its metric and, if it failed, the reason; a failed trial is
+    never the best. Exits with 9 if no trial succeeds. The evaluators stay warm for the next sweep
+    on the same cluster: see [bold]ebbtide tune pool --help[/bold].
+
+    Example: [bold]ebbtide tune examples/stdlib-lm/tune.yaml --set num_samples=8[/bold]
+    """
+    from ebbtide.tune.job import run_sweep
+    from ebbtide.tune.space import read_sweep
+
+    result = run_sweep(read_sweep(file, overrides), address=address, out=out)
+    if as_json:
+        typer.echo(json.dumps(result.document(), indent=1))
+        return
+    console = Console()
+    console.print(results_table(result))
+    console.print(f"best: ebbtide train {result.best_file}", highlight=False, soft_wrap=True)
+
+
+def results_table(result: SweepResult) -> Table:
+    best = result.best
+    keys = list(result.trials[0].values)
+    table = Table(title=f"{result.name} ({result.uri})", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("trial", *keys, "step", result.metric, "seconds", "status"):
+        table.add_column(column, justify="left" if column == "status" else "right")
+    for trial in result.trials:
+        step = trial.reports[-1].get("step") if trial.reports else None
+        status = f"failed: {trial.reason}" if trial.status == "failed" else trial.status
+        table.add_row(
+            str(trial.number),
+            *(_text(trial.values.get(key)) for key in keys),
+            _text(step),
+            _text(trial.metric),
+            f"{trial.seconds:.1f}",
+            f"{status}, best" if trial is best else status,
+            style="bold" if trial is best else None,
+        )
+    return table
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@pool_app.command()
+def up(
+    size: int = typer.Option(2, "--size", min=1, help="How many evaluators."),
+    cpus: float = typer.Option(1.0, "--cpus", min=0.001, help="CPUs of a node that one needs."),
+    namespace: str = _NAMESPACE,
+    address: str = _CLUSTER,
+    as_json: bool = _JSON,
+) -> None:
+    """Start evaluators ahead of a sweep and wait until they are warm.
+
+    Example: [bold]ebbtide tune pool up --size 4[/bold]
+    """
+    from ebbtide.tune import pool
+    from ebbtide.tune.config import PoolConfig
+
+    with _connected(address):
+        _show(pool.up(PoolConfig(size=size, cpus=cpus, namespace=namespace)), as_json)
+
+
+@pool_app.command()
+def status(namespace: str = _NAMESPACE, address: str = _CLUSTER, as_json: bool = _JSON) -> None:
+    """Show the evaluators, and what each of them runs.
+
+    Example: [bold]ebbtide tune pool status[/bold]
+    """
+    from ebbtide.tune import pool
+
+    with _connected(address):
+        _show(pool.status(namespace), as_json)
+
+
+@pool_app.command()
+def down(namespace: str = _NAMESPACE, address: str = _CLUSTER, as_json: bool = _JSON) -> None:
+    """End the evaluators; a sweep that runs on them starts new ones.
+
+    Example: [bold]ebbtide tune pool down[/bold]
+    """
+    from ebbtide.tune import pool
+
+    with _connected(address):
+        ended = pool.down(namespace)
+    typer.echo(json.dumps({"ended": ended}) if as_json else f"{ended} evaluators ended")
+
+
+def _show(members: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(members, indent=1))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("evaluator", "node", "process", "sweep", "trial", "trials run"):
+        table.add_column(column, justify="right" if column in ("process", "trials run") else "left")
+    for member in members:
+        if member["answers"]:
+            table.add_row(
+                member["name"],
+                member["node_id"][:8],
+                str(member["pid"]),
+                member["sweep_id"] or "-",
+                member["trial_id"] or "-",
+                str(member["trials_run"]),
+            )
+        else:
+            table.add_row(member["name"], "does not answer", "-", "-", "-", "-")
+    Console().print(table)
+
+
+def _connected(address: str) -> Any:
+    from ebbtide.train.ray_connection import connected
+
+    return connected(address)

@@ -1,0 +1,81 @@
+"""What becomes of each trial, told call by call."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbtide.platform.clock import FakeClock
+from ebbtide.platform.config import parse
+from ebbtide.tune.config import TuneConfig
+from ebbtide.tune.evaluator import TrialFailed
+from ebbtide.tune.recorder import Recorder
+from ebbtide.tune.results import Trial
+
+CONFIG = parse("base: b\nmetric: loss\nnum_samples: 3\nspace: {seed: {int: [0, 9]}}", TuneConfig)
+
+
+@pytest.fixture
+def ended() -> list[Trial]:
+    return []
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(100.0)
+
+
+@pytest.fixture
+def recorder(clock: FakeClock, ended: list[Trial]) -> Recorder:
+    return Recorder(CONFIG, clock, ended.append)
+
+
+def test_a_trial_that_finishes(recorder: Recorder, clock: FakeClock, ended: list[Trial]) -> None:
+    recorder.started("a", {"seed": 1})
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    clock.sleep(5)
+    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=False)
+    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=True)
+    recorder.completed("a")
+    (trial,) = recorder.trials
+    assert ended == [trial]
+    assert (trial.status, trial.metric, trial.seconds, trial.tries) == ("finished", 1.0, 5.0, 1)
+    assert [report["step"] for report in trial.reports] == [1, 2]
+
+
+def test_a_trial_that_the_scheduler_stops_keeps_its_metric(recorder: Recorder) -> None:
+    recorder.started("a", {"seed": 1})
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    recorder.completed("a")
+    assert (recorder.trials[0].status, recorder.trials[0].metric) == ("stopped", 2.0)
+
+
+def test_a_wrong_trial_fails_at_once(recorder: Recorder, ended: list[Trial]) -> None:
+    recorder.started("a", {"seed": 1})
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    recorder.failed("a", TrialFailed("loss is nan", details="..."))
+    (trial,) = ended
+    assert (trial.status, trial.metric, trial.reason) == ("failed", None, "loss is nan")
+
+
+def test_a_killed_trial_is_tried_again_but_not_for_ever(
+    recorder: Recorder, ended: list[Trial]
+) -> None:
+    killed = TrialFailed("killed", may_retry=True)
+    recorder.started("a", {"seed": 1})
+    recorder.failed("a", killed)
+    assert not ended
+    recorder.started("a", {"seed": 1})
+    recorder.failed("a", killed)
+    (trial,) = ended
+    assert (trial.status, trial.tries, trial.reason) == ("failed", 2, "killed (2 times)")
+
+
+def test_an_eviction_is_no_failure(recorder: Recorder, ended: list[Trial]) -> None:
+    for _ in range(5):
+        recorder.started("a", {"seed": 1})
+        recorder.failed("a", TrialFailed("evicted", may_retry=True, evicted=True))
+    assert not ended
+    recorder.started("a", {"seed": 1})
+    recorder.reported("a", {"step": 1, "loss": 1.0}, finished=True)
+    recorder.completed("a")
+    assert (ended[0].status, ended[0].tries, ended[0].reason) == ("finished", 1, None)

@@ -1,0 +1,137 @@
+"""Trial functions that behave, and that misbehave in every way a trial can."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ebbtide.tune.trial import Metrics, Report
+
+Values = dict[str, Any]
+
+
+def fine(base: Values, values: Values, report: Report) -> Metrics:
+    """Three reports; the loss is a pure function of the learning rate, best at 0.01."""
+    loss = abs(values["optimizer.lr"] - 0.01)
+    for step in (1, 2, 3):
+        report({"step": step, "validation_loss": loss + 1 / step})
+    return {"step": 3, "validation_loss": loss}
+
+
+def torch_fit(base: Values, values: Values, report: Report) -> Metrics:
+    """A little real training, to compare bit by bit."""
+    import torch
+
+    torch.manual_seed(base["seed"])
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=values["optimizer.lr"])
+    inputs = torch.randn(64, 8)
+    for step in range(1, 6):
+        loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        report({"step": step, "validation_loss": loss.item()})
+    return {"step": 5, "validation_loss": loss.item()}
+
+
+def leaky(base: Values, values: Values, report: Report) -> Metrics:
+    """Says what an earlier trial has left behind, then leaves all it can."""
+    import torch
+
+    import ebbtide.tune.trial as module
+
+    left = float(
+        "LEFT" in os.environ
+        or hasattr(module, "left")
+        or torch.get_default_dtype() != torch.float32
+        or not Path("trials.py").exists()
+    )
+    os.environ["LEFT"] = "1"
+    setattr(module, "left", True)  # noqa: B010  (mypy knows no such attribute)
+    torch.set_default_dtype(torch.float64)
+    os.chdir("/")
+    return {"validation_loss": left, "draw": random.random(), "threads": torch.get_num_threads()}
+
+
+def misbehave(base: Values, values: Values, report: Report) -> Metrics:
+    """One misdeed by seed; ``data.uri`` names a folder where each leaves a mark when tried."""
+    kind = MISDEEDS[values["seed"]]
+    marks = Path(base["data"]["uri"])
+    marks.mkdir(exist_ok=True)
+    tries = sum(path.name.startswith(f"{kind}-") for path in marks.iterdir())
+    (marks / f"{kind}-{tries}").touch()
+    report({"step": 1, "validation_loss": 1.0})
+    if kind == "raises":
+        raise ValueError("the learning rate is cursed")
+    if kind == "exits once" and tries == 0:
+        os._exit(1)
+    if kind == "sys.exits once" and tries == 0:
+        sys.exit(0)
+    if kind == "always exits":
+        os._exit(3)
+    if kind == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hangs":
+        while True:
+            pass
+    if kind == "leaves a process":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-behind"])
+        os._exit(4)
+    if kind == "kills the zygote" and tries == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    if kind == "kills the evaluator" and tries == 0:
+        os.kill(_parent(os.getppid()), signal.SIGKILL)
+        time.sleep(60)
+    outcome = {"is nan": float("nan"), "is inf": float("inf"), "reports nothing": None}
+    if kind in outcome:
+        value = outcome[kind]
+        return {"step": 2} if value is None else {"step": 2, "validation_loss": value}
+    return {"step": 2, "validation_loss": 0.2 + values["seed"] / 100}
+
+
+def slow(base: Values, values: Values, report: Report) -> Metrics:
+    """Marks ``data.uri`` with its process id and goes on for a minute, reporting."""
+    folder = Path(base["data"]["uri"])
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    for step in range(1, 601):
+        report({"step": step, "validation_loss": 1.0 / step})
+        time.sleep(0.1)
+    return {"step": 601, "validation_loss": 0.0}
+
+
+def halving(base: Values, values: Values, report: Report) -> Metrics:
+    """The seed is the loss: easy to rank at every rung."""
+    for step in range(1, base["steps"] + 1):
+        report({"step": step, "validation_loss": float(values["seed"])})
+    return {"step": base["steps"], "validation_loss": float(values["seed"])}
+
+
+def _parent(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+MISDEEDS = [
+    "behaves",
+    "raises",
+    "is nan",
+    "is inf",
+    "reports nothing",
+    "exits once",
+    "sys.exits once",
+    "always exits",
+    "is killed",
+    "hangs",
+    "leaves a process",
+    "kills the zygote",
+    "kills the evaluator",
+]

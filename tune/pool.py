@@ -1,0 +1,300 @@
+"""The pool: named, detached evaluators that outlive sweeps and drivers, and a sweep's hold on them.
+
+An evaluator reserves nothing in Ray. A sweep reserves CPUs on the evaluator's node for as long as
+it lives, in a placement group that Ray removes with the sweep's driver. So an idle pool is in
+nobody's way, and a killed driver leaves nothing reserved. Promises: a seat whose evaluator has died
+is filled again; an evaluator that runs other code than the sweep's is replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import ebbtide
+from ebbtide.platform.errors import ClusterError, TuneError
+from ebbtide.tune import ray_seam
+from ebbtide.tune.config import PoolConfig
+from ebbtide.tune.evaluator import Evaluator, Lease
+from ebbtide.tune.nursery import Nursery
+
+_log = logging.getLogger(__name__)
+_NODE_LABEL = "ray.io/node-id"
+_NOTICE_S = 30.0
+_POLL_S = 0.02
+_RETRY_S = 0.3
+_FOLDERS = ("platform", "train", "tune")
+
+
+def code_digest() -> str:
+    """What an evaluator shares with the sweeps that use it: ebbtide's code, and the job's files."""
+    root = Path(ebbtide.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(file for name in _FOLDERS for file in (root / name).glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    uploaded = ray.get_runtime_context().runtime_env.get("working_dir", "")
+    digest.update(str(uploaded).encode())
+    return digest.hexdigest()[:16]
+
+
+class _EvaluatorActor(Evaluator):
+    """An evaluator inside a Ray actor."""
+
+    def __init__(self, name: str, code: str) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        facts = {"name": name, "node_id": node_id, "code": code}
+        super().__init__(facts, ray_seam.job_is_dead, Nursery())
+
+
+def _find(name: str, namespace: str) -> Any | None:
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def _create(name: str, namespace: str, code: str, node_id: str) -> Any:
+    return (
+        ray.remote(_EvaluatorActor)
+        .options(
+            name=name,
+            namespace=namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
+        )
+        .remote(name, code)
+    )
+
+
+def _names(config: PoolConfig) -> list[str]:
+    return [f"evaluator-{index}" for index in range(config.size)]
+
+
+@dataclass
+class Seat:
+    """One evaluator and the CPUs reserved for it.
+
+    An evaluator that exists is joined, then CPUs are reserved on its node. For one that does not,
+    CPUs are reserved anywhere, and it is started and joined there. ``joining`` is the pending call
+    for the lease.
+    """
+
+    name: str
+    actor: Any = None
+    joining: Any = None
+    joined: bool = False
+    group: PlacementGroup | None = None
+    group_ready: bool = False
+    node_id: str | None = None
+    retry_at_s: float = 0.0
+    busy: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.joined and self.group_ready
+
+    @property
+    def free(self) -> bool:
+        return self.ready and not self.busy
+
+
+@dataclass
+class Pool:
+    """A sweep's hold on its evaluators. Use as a context manager; ``poll`` moves it on."""
+
+    config: PoolConfig
+    lease: Lease = field(
+        default_factory=lambda: Lease(uuid4().hex[:12], ray.get_runtime_context().get_job_id())
+    )
+    seats: list[Seat] = field(default_factory=list)
+    code: str = field(default_factory=code_digest)
+
+    def __enter__(self) -> Pool:
+        self.seats = [Seat(name) for name in _names(self.config)]
+        self.poll()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for seat in self.seats:
+            if seat.joined or seat.joining is not None:
+                seat.actor.release.remote(self.lease.sweep_id)
+            if seat.group is not None:
+                remove_placement_group(seat.group)
+        self.seats = []
+
+    def wait(self, count: int = 1) -> None:
+        """Until ``count`` seats are ready. Raises ClusterError at ``start_timeout_s``."""
+        started_s, noticed = time.monotonic(), False
+        while (ready := sum(seat.ready for seat in self.seats)) < count:
+            waited_s = time.monotonic() - started_s
+            have = f"{ready} of {count} evaluators after {waited_s:.0f} s"
+            if waited_s > self.config.start_timeout_s:
+                raise ClusterError(f"{have}: {self._shortage()}")
+            if waited_s > _NOTICE_S and not noticed:
+                noticed = True
+                _log.warning("%s, still waiting: %s", have, self._shortage())
+            time.sleep(_POLL_S)
+            self.poll()
+
+    def _shortage(self) -> str:
+        free = ray.available_resources().get("CPU", 0.0)
+        total = ray.cluster_resources().get("CPU", 0.0)
+        if any(seat.joining is not None for seat in self.seats):
+            return "another sweep holds them, or they are still warming up"
+        return (
+            f"an evaluator needs {self.config.cpus:g} CPUs on one node, the cluster has {total:g} "
+            f"({free:g} free); add nodes, end other jobs or lower pool.cpus"
+        )
+
+    def poll(self) -> None:
+        """Move every seat on as far as it goes without waiting."""
+        for seat in self.seats:
+            if not seat.ready and time.monotonic() >= seat.retry_at_s:
+                self._advance(seat)
+
+    def any_free(self) -> bool:
+        return any(seat.free for seat in self.seats)
+
+    def take(self) -> Seat | None:
+        """A free seat, now held, or None."""
+        for seat in self.seats:
+            if seat.free:
+                seat.busy = True
+                return seat
+        return None
+
+    def give_back(self, seat: Seat, *, broken: bool) -> None:
+        """Let a seat go; a broken one is joined again before it is free."""
+        seat.busy = False
+        if broken:
+            self._rejoin(seat)
+
+    def pending(self) -> list[Any]:
+        """Calls whose end lets a seat move on."""
+        return [seat.joining for seat in self.seats if seat.joining is not None]
+
+    def _rejoin(self, seat: Seat, after_s: float = _RETRY_S) -> None:
+        seat.actor, seat.joining, seat.joined, seat.node_id = None, None, False, None
+        seat.retry_at_s = time.monotonic() + after_s
+
+    def _advance(self, seat: Seat) -> None:
+        if seat.group is not None and not seat.group_ready:
+            seat.group_ready = bool(seat.group.wait(0.001))
+            if not seat.group_ready:
+                return
+        if seat.actor is None:
+            seat.actor = _find(seat.name, self.config.namespace)
+        if seat.actor is None:
+            node_id = self._reserved_node(seat)
+            if node_id is None:
+                self._reserve(seat, None)
+                return
+            seat.actor = _create(seat.name, self.config.namespace, self.code, node_id)
+        if seat.joining is None and not seat.joined:
+            seat.joining = seat.actor.acquire.remote(self.lease)
+        if seat.joining is not None and ray.wait([seat.joining], timeout=0)[0]:
+            self._join(seat)
+        if seat.joined and self._reserved_node(seat) != seat.node_id:
+            self._reserve(seat, seat.node_id)
+
+    def _join(self, seat: Seat) -> None:
+        joining, seat.joining = seat.joining, None
+        try:
+            facts = ray.get(joining)
+        except RayActorError:
+            self._rejoin(seat)  # Ray is restarting it, or it is gone and its name free
+            return
+        except RayTaskError as error:
+            if isinstance(error.cause, TuneError):
+                raise error.cause from error
+            raise
+        usable = any(
+            node["NodeID"] == facts["node_id"]
+            and node["Alive"]
+            and node["Resources"].get("CPU", 0) >= self.config.cpus
+            for node in ray.nodes()
+        )
+        if facts["code"] == self.code and usable:
+            seat.joined, seat.node_id = True, facts["node_id"]
+            return
+        why = "its node cannot take it" if facts["code"] == self.code else "it runs other code"
+        _log.info("replacing %s: %s", seat.name, why)
+        ray.kill(seat.actor, no_restart=True)
+        self._rejoin(seat)
+
+    def _reserve(self, seat: Seat, node_id: str | None) -> None:
+        """Ask for the seat's CPUs, on one node or anywhere; an earlier reservation is let go."""
+        if seat.group is not None:
+            remove_placement_group(seat.group)
+        where = [{_NODE_LABEL: node_id}] if node_id is not None else None
+        seat.group = placement_group([{"CPU": self.config.cpus}], bundle_label_selector=where)
+        seat.group_ready = False
+
+    def _reserved_node(self, seat: Seat) -> str | None:
+        if seat.group is None or not seat.group_ready:
+            return None
+        nodes = placement_group_table(seat.group)["bundles_to_node_id"]
+        return nodes.get(0) or None
+
+
+def up(config: PoolConfig) -> list[dict[str, Any]]:
+    """Start what the pool lacks and wait until every evaluator is warm; the pool's status."""
+    with Pool(config) as pool:
+        pool.wait(config.size)
+    return status(config.namespace)
+
+
+def _members(namespace: str) -> Iterator[tuple[str, Any]]:
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == namespace:
+            actor = _find(entry["name"], namespace)
+            if actor is not None:
+                yield entry["name"], actor
+
+
+def status(namespace: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+    """The evaluators of a pool, by name; one that does not answer in time says so."""
+    asked = [(name, actor.status.remote()) for name, actor in sorted(_members(namespace))]
+    answered, _ = (
+        ray.wait([ref for _, ref in asked], num_returns=len(asked), timeout=timeout_s)
+        if asked
+        else ([], [])
+    )
+    found = []
+    for name, ref in asked:
+        try:
+            found.append({**ray.get(ref), "answers": True} if ref in answered else _mute(name))
+        except RayActorError:
+            found.append(_mute(name))
+    return found
+
+
+def _mute(name: str) -> dict[str, Any]:
+    return {"name": name, "answers": False}
+
+
+def down(namespace: str) -> int:
+    """End a pool's evaluators, and the trials on them; how many there were."""
+    members = list(_members(namespace))
+    for _, actor in members:
+        ray.kill(actor, no_restart=True)
+    return len(members)
