@@ -127,9 +127,9 @@ def _known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
             found
             for owner in models
             for name, field in owner.model_fields.items()
-            if isinstance(part, int) or part == name
+            if part == name
             for found in _models_in(field.annotation)
-        ] or (models if isinstance(part, int) else [])
+        ] or models  # an item of a list or a key of a mapping: its model is already known
     return sorted({name for owner in models for name in owner.model_fields})
 
 

@@ -24,7 +24,7 @@ from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
-Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Record(BaseModel):

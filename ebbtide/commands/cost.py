@@ -148,9 +148,9 @@ def _nodes(result: Account) -> Table:
     nodes: dict[tuple[str, str, str], set[str]] = {}
     for row in result.rows:
         nodes.setdefault(kind(row.node), set()).add(row.node.node_id)
-    table = _table("By instance type", "type", "market", "$/hour", "nodes", *_COLUMNS)
+    table = _table("By instance type", "type", "market", "$/hour", "nodes", *_COLUMNS[:-1])
     for key, part in result.by(lambda row: kind(row.node)).items():
-        table.add_row(*key, str(len(nodes[key])), *_cells(part, result.total))
+        table.add_row(*key, str(len(nodes[key])), *_cells(part, result.total)[:-1])
     return table
 
 
@@ -165,7 +165,7 @@ def _summary(result: Account) -> list[str]:
             f"the total is partial: {total.spent.unpriced_us / 1e6:,.1f} node-seconds have no known"
             " price; put their instance type into the catalogue (cost.catalogue) for the next run"
         )
-    elif spent is not None and on_demand and not total.on_demand.partial:
+    elif spent is not None and on_demand not in (None, spent) and not total.on_demand.partial:
         saved = on_demand - spent
         word = "less" if saved >= 0 else "more"
         lines.append(
