@@ -134,7 +134,8 @@ class Checkpoints:
                 description = from_first(partial(self._admit, checkpoint))
                 dcp.read(checkpoint, description, state)
             except dcp.DamagedError as error:
-                logger.warning("checkpoint %s cannot be used: %s", info.name, error)
+                if dist.get_rank() == 0:
+                    logger.warning("checkpoint %s cannot be used: %s", info.name, error)
                 continue
             return info.uri, description
         if found:

@@ -65,7 +65,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
             assert config.source is not None  # ModelConfig sees to it
             model = _from_source(config.source, config.weights)
     _check_vocabulary(model, vocab_size)
-    return model.to(torch.float32)
+    return model.to(torch.float32).train()
 
 
 def check_model(config: ModelConfig, vocab_size: int, sequence_length: int) -> None:

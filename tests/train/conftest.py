@@ -36,7 +36,10 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Some thousand tokens of made-up words, and a 2-layer llama of 56,000 parameters."""
+    """Some thousand tokens of made-up words, and a 2-layer llama of 45,000 parameters.
+
+    Its sizes are divisible by hardly any number of ranks.
+    """
     folder = tmp_path_factory.mktemp("tiny")
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 6))) for _ in range(60)]
@@ -53,9 +56,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         json.dumps(
             {
                 "model_type": "llama",
-                "vocab_size": 300,
-                "hidden_size": 48,
-                "intermediate_size": 96,
+                "vocab_size": 301,
+                "hidden_size": 40,
+                "intermediate_size": 94,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,

@@ -49,6 +49,7 @@ def test_weights_from_a_folder_and_from_s3(tiny: Tiny, tmp_path: Path, s3_server
     model.save_pretrained(tmp_path)  # type: ignore[operator]  # a model of transformers
     loaded = build_model(ModelConfig(source=str(tmp_path), weights="pretrained"), 300, 4)
     assert same(model, loaded)
+    assert loaded.training
     uri = f"s3://{s3_server.bucket}/core-model"
     for path in tmp_path.iterdir():
         open_storage(uri).put_file(path.name, path)
@@ -63,7 +64,7 @@ def test_the_saved_configuration_is_ready_for_inference(tiny: Tiny) -> None:
     model = build_model(ModelConfig(source=tiny.model), 300, 3)
     assert model.config.use_cache is False  # type: ignore[union-attr]
     found = json.loads(str(config_json(model)))
-    assert found["use_cache"] is True and found["hidden_size"] == 48
+    assert found["use_cache"] is True and found["hidden_size"] == 40
     assert config_json(nn.Linear(1, 1)) is None
 
 
@@ -98,8 +99,8 @@ def test_weights_of_another_shape_are_refused(tiny: Tiny, tmp_path: Path) -> Non
 
 def test_what_the_model_is_too_small_for(tiny: Tiny) -> None:
     config = ModelConfig(source=tiny.model)
-    for build in (lambda: build_model(config, 301, 1), lambda: check_model(config, 301, 64)):
-        with pytest.raises(ConfigError, match="vocabulary has 301 tokens, the model's only 300"):
+    for build in (lambda: build_model(config, 302, 1), lambda: check_model(config, 302, 64)):
+        with pytest.raises(ConfigError, match="vocabulary has 302 tokens, the model's only 301"):
             build()
     with pytest.raises(ConfigError, match=r"sequence_length is 65.*positions for 64 tokens"):
         check_model(config, 300, 65)
