@@ -1,12 +1,13 @@
 """What accounting costs a training step, and how well its figures match independent ones.
 
-``python -m bench.ledger --json`` runs a synthetic loop of 50 ms CPU-bound steps, every other one
-with the meter, while the ledger is written, and prints one line of JSON last:
+``python -m bench.ledger --json`` runs a synthetic loop of 50 ms CPU-bound steps, every third
+one with the meter, while the ledger is written, and prints one line of JSON last:
 
-- ``overhead_percent``: the median, over pairs of a metered and a plain step, of how much longer the
-  metered one kept its thread busy, plus what the flushing thread used per step. CPU time, as what
-  else runs on the machine can then change little; for a busy thread it is the step time.
-- ``wall_overhead_percent``: the same by wall time, which noise can move.
+- ``overhead_percent``: CPU time that the calls of the meter and the flushing thread took, by the
+  threads' own clocks, over the median CPU time of a step without them. Taken where it arises, as a
+  difference of whole steps cannot show a tenth of a percent on a busy machine;
+- ``paired_percent`` is that difference all the same: the median, over pairs, of how much longer a
+  step with meter was than one without, and ``paired_noise_percent`` the same of two without.
 - ``reconciliation_error_percent``: the owners' sum of two nodes, of which one is killed with
   SIGKILL at work, read back from storage, against node time by the benchmark's own clock.
 - ``attribution_error_percent``: the same owner by owner on the node that was not killed; on a busy
@@ -93,37 +94,63 @@ class _OwnTimes:
         self._inner_s = outer_inner_s + taken_s
 
 
-def overhead(pairs: int, folder: Path) -> dict[str, float]:
-    """Cost of accounting a step."""
+class _OwnCost:
+    """Measures with the meter, and adds up the CPU time that the meter itself takes."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.cpu_s = 0.0
+
+    @contextmanager
+    def __call__(self, owner: Owner) -> Iterator[None]:
+        start_s = time.thread_time()
+        measure = self._meter.measure(owner)
+        measure.__enter__()
+        self.cpu_s += time.thread_time() - start_s
+        yield
+        start_s = time.thread_time()
+        measure.__exit__(None, None, None)
+        self.cpu_s += time.thread_time() - start_s
+
+    def step(self, number: int, loops: int) -> None:
+        """One step as the training loop makes it: the step's number, its measures, their sums."""
+        start_s = time.thread_time()
+        self._meter.step = number
+        self.cpu_s += time.thread_time() - start_s
+        _step(self, loops)
+        start_s = time.thread_time()
+        self._meter.take()
+        self.cpu_s += time.thread_time() - start_s
+
+
+def overhead(rounds: int, folder: Path) -> dict[str, float]:
+    """Cost of accounting a step, over ``rounds`` of one step with the meter and two without."""
     loops = _work_loops()
-    metered: list[tuple[float, float]] = []  # CPU and wall seconds of each step
-    plain: list[tuple[float, float]] = []
+    steps_s: dict[str, list[float]] = {"metered": [], "plain": [], "control": []}
     process_s, thread_s = time.process_time(), time.thread_time()
     with LedgerWriter(LocalStorage(folder)) as writer:
-        meter = Meter(SystemClock(), writer.recorder("node", 0))
-        for number in range(1, 2 * pairs + 1):
-            with_meter = number % 4 in (0, 1)  # so that neither kind always comes first
-            cpu_s, wall_s = time.thread_time(), time.perf_counter()
-            if with_meter:
-                meter.step = number
-                _step(meter.measure, loops)
-                meter.take()
-            else:
-                _step(_unmeasured, loops)
-            taken = time.thread_time() - cpu_s, time.perf_counter() - wall_s
-            (metered if with_meter else plain).append(taken)
-    others_s = time.process_time() - process_s - (time.thread_time() - thread_s)
+        cost = _OwnCost(Meter(SystemClock(), writer.recorder("node", 0)))
+        for number in range(1, rounds + 1):
+            kinds = list(steps_s)
+            for kind in kinds if number % 2 else reversed(kinds):
+                start_s = time.thread_time()
+                if kind == "metered":
+                    cost.step(number, loops)
+                else:
+                    _step(_unmeasured, loops)
+                steps_s[kind].append(time.thread_time() - start_s)
+    flush_s = time.process_time() - process_s - (time.thread_time() - thread_s)
 
-    def median_ratio(which: int) -> float:
-        return statistics.median(a[which] / b[which] for a, b in zip(metered, plain, strict=True))
+    def longer_percent(kind: str) -> float:
+        pairs = zip(steps_s[kind], steps_s["plain"], strict=True)
+        return 100 * (statistics.median(a / b for a, b in pairs) - 1)
 
-    step_s = statistics.median(cpu_s for cpu_s, _ in plain)
-    flush_percent = 100 * others_s / (2 * pairs) / step_s
+    step_s = statistics.median(steps_s["plain"])
     return {
         "step_ms": 1000 * step_s,
-        "overhead_percent": 100 * (median_ratio(0) - 1) + flush_percent,
-        "flush_percent": flush_percent,
-        "wall_overhead_percent": 100 * (median_ratio(1) - 1),
+        "overhead_percent": 100 * (cost.cpu_s / rounds + flush_s / (3 * rounds)) / step_s,
+        "paired_percent": longer_percent("metered"),
+        "paired_noise_percent": longer_percent("control"),
     }
 
 
@@ -192,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ebbtide-") as folder:
         figures = {
-            **overhead(100 if arguments.short else 500, Path(folder) / "overhead"),
+            **overhead(60 if arguments.short else 300, Path(folder) / "overhead"),
             **reconciliation(Path(folder) / "reconciliation"),
         }
     for name, value in figures.items():
