@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 _LABEL_NAME = "ebbtide.dev/local-node"
 _START_TIMEOUT_S = 120.0
-_START_ATTEMPTS = 3  # a raylet gives up when its agents take more than 15 s, as on a busy machine
+_START_ATTEMPTS = 3
 _POLL_S = 0.1
 _OBJECT_STORE_BYTES = 100_000_000
 _FOLDER_PREFIX = "eb-ray-"
@@ -118,7 +120,7 @@ def _remove_left_folders(parent: Path) -> None:
 class LocalCluster:
     """``with LocalCluster(nodes=4) as cluster``: a head without CPUs and ``nodes`` worker nodes.
 
-    Start it from a thread that lives as long as the cluster (the main thread).
+    Starts once. Nodes may be drained, killed and added from any thread, one call at a time.
     """
 
     def __init__(
@@ -143,6 +145,8 @@ class LocalCluster:
         self._parent = temp_dir or Path(tempfile.gettempdir())
         self._clock = clock or SystemClock()
         self._folder = Path()
+        self._starter = ThreadPoolExecutor(1)  # nodes end with the thread that started them
+        self._session = ""
         self._started = 0
         self._head: subprocess.Popen[bytes] | None = None
         self._control: ControlService | None = None
@@ -189,6 +193,7 @@ class LocalCluster:
         if self._folder != Path():
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = Path()
+        self._starter.shutdown()
 
     @property
     def dashboard_url(self) -> str:
@@ -261,8 +266,15 @@ class LocalCluster:
             raise ClusterError("the local cluster is not running")
         return self._control
 
-    def _ray_start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        listen, grpc, runtime_env, metrics = _free_ports(4)
+    def _ray_start(self, name: str, folder: Path, *options: str) -> subprocess.Popen[bytes]:
+        from ebbtide.platform.ray_seam import AgentPorts, node_id_environment  # late: imports torch
+
+        node_id = secrets.token_hex(28)
+        ports = AgentPorts(*_free_ports(4))
+        if self._session:
+            session_dir = folder / self._session
+            session_dir.mkdir(parents=True, exist_ok=True)
+            ports.announce(str(session_dir), node_id)
         command = [
             str(Path(sys.executable).with_name("ray")),
             "start",
@@ -271,15 +283,20 @@ class LocalCluster:
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
             "--min-worker-port=0",
             "--max-worker-port=0",
-            f"--dashboard-agent-listen-port={listen}",
-            f"--dashboard-agent-grpc-port={grpc}",
-            f"--runtime-env-agent-port={runtime_env}",
-            f"--metrics-export-port={metrics}",
+            f"--dashboard-agent-listen-port={ports.dashboard_listen}",
+            f"--dashboard-agent-grpc-port={ports.dashboard_grpc}",
+            f"--runtime-env-agent-port={ports.runtime_env}",
+            f"--metrics-export-port={ports.metrics}",
+            f"--temp-dir={folder}",
             *options,
         ]
-        return child_process.start(
-            command, log=self._folder / f"{name}.log", env=self.environment, cwd=self._folder
-        )
+        return self._starter.submit(
+            child_process.start,
+            command,
+            log=self._folder / f"{name}.log",
+            env={**self.environment, **node_id_environment(node_id)},
+            cwd=self._folder,
+        ).result()
 
     def _start_head(self) -> None:
         from ebbtide.platform.ray_seam import ControlService  # late: it imports Ray and torch
@@ -288,6 +305,7 @@ class LocalCluster:
         self.address = f"127.0.0.2:{port}"
         self._head = self._ray_start(
             "head",
+            self._folder,
             "--head",
             "--num-cpus=0",
             "--node-ip-address=127.0.0.2",
@@ -296,7 +314,6 @@ class LocalCluster:
             f"--include-dashboard={'true' if self._dashboard else 'false'}",
             "--dashboard-host=127.0.0.1",
             f"--dashboard-port={self._dashboard_port}",
-            f"--temp-dir={self._folder}",
         )
         deadline_s = self._clock.monotonic() + _START_TIMEOUT_S
         while not self._listens(port):
@@ -306,6 +323,7 @@ class LocalCluster:
         while not self._control.nodes():
             self._expect_running("head", self._head, deadline_s)
             self._clock.sleep(_POLL_S)
+        self._session = (self._folder / "session_latest").resolve().name
 
     def _listens(self, port: int) -> bool:
         try:
@@ -326,11 +344,11 @@ class LocalCluster:
         text = ",".join(f"{key}={value}" for key, value in {**labels, _LABEL_NAME: name}.items())
         process = self._ray_start(
             name,
+            self._folder / name,
             f"--address={self.address}",
             f"--num-cpus={self._cpus_per_node}",
             f"--node-ip-address=127.0.{index // 250}.{index % 250 + 3}",
             f"--labels={text}",
-            f"--temp-dir={self._folder / name}",
         )
         self._processes.append(process)
         return process

@@ -27,7 +27,14 @@ from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray._private.state import state as cluster_state
 from ray._private.worker import get_dashboard_url
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, not in its stub
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, not in its stub
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    RUNTIME_ENV_AGENT_PORT_NAME,
+    GcsClient,
+    persist_port,
+)
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.core.generated.common_pb2 import Language
 from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
@@ -125,6 +132,34 @@ class ControlService:
         )
         if not accepted:
             raise ClusterError(f"{self._address}: node {node_id} cannot be drained: {why}")
+
+
+@dataclass(frozen=True)
+class AgentPorts:
+    """The ports of a node's agents, where they are fixed ahead."""
+
+    dashboard_listen: int
+    dashboard_grpc: int
+    runtime_env: int
+    metrics: int
+
+    def announce(self, session_dir: str, node_id: str) -> None:
+        """Write them where the agents would. Without it a raylet gives up on agents that take 15 s.
+
+        ``session_dir`` is the node's own and exists.
+        """
+        for name, port in (
+            (DASHBOARD_AGENT_LISTEN_PORT_NAME, self.dashboard_listen),
+            (METRICS_AGENT_PORT_NAME, self.dashboard_grpc),
+            (RUNTIME_ENV_AGENT_PORT_NAME, self.runtime_env),
+            (METRICS_EXPORT_PORT_NAME, self.metrics),
+        ):
+            persist_port(session_dir, node_id, name, port)
+
+
+def node_id_environment(node_id: str) -> dict[str, str]:
+    """The environment with which ``ray start`` gives a node this id."""
+    return {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id}
 
 
 def draining_nodes() -> dict[str, float | None]:
