@@ -16,6 +16,8 @@ from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
 from ebbtide.commands.export import export
 from ebbtide.commands.serve import serve
+from ebbtide.commands.submit import submit
+from ebbtide.commands.train import train
 from ebbtide.platform import log
 from ebbtide.platform.errors import EbbtideError
 
@@ -49,6 +51,8 @@ app.command()(cost)
 app.command()(demo)
 app.command()(export)
 app.command()(serve)
+app.command()(submit)
+app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(tune.app, name="tune")
 

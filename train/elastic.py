@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GROWTH_STABLE_S = 2.0
+GROWTH_STABLE_S = 6.0
 """More workers must have been possible for so long: nodes seldom come alone."""
 
 GROWTH_INTERVAL_S = 15.0
