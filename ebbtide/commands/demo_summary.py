@@ -61,7 +61,9 @@ def draw(path: Path, events: Sequence[Event], done: Disturbances, unigram_entrop
         ],
         validation=[(event.step, event.loss) for event in events if event.kind == "validation"],
         world_sizes=[
-            ((attempt.first_step or 1) - 1, attempt.world_size) for attempt in history.attempts
+            (attempt.first_step - 1, attempt.world_size)
+            for attempt in history.attempts
+            if attempt.first_step is not None
         ],
         reference=("unigram entropy", unigram_entropy),
         title="Trained on spot nodes: an eviction, a kill, a node added",
