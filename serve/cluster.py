@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_REACH_TIMEOUT_S = 5.0
 _HEAD = "node:__internal_head__"
 
 # Engines that load keep every core busy for a minute: a raylet that is slow then is not dead.
@@ -43,7 +45,9 @@ def connected(address: str, *, ours: bool) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if ours:
+    if not ours:
+        _require_reachable(address)
+    else:
         os.environ["RAY_AUTH_MODE"] = "disabled"
     terminate = signal.getsignal(signal.SIGTERM)
     try:
@@ -59,6 +63,20 @@ def connected(address: str, *, ours: bool) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself tries for a minute before it says so."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"{address}: cannot connect to Ray there: {error}; start it with `ray start --head`, or"
+            " leave --address out to serve from this machine alone"
+        ) from error
 
 
 def nodes() -> list[dict[str, float]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,7 @@ def _prepare(
         return None
     ports.require_free(config.http.host, config.http.port)
     _check_model(config)
+    _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
     own = resources.enter_context(cluster.local_cluster())
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
@@ -139,19 +141,27 @@ def _absolute(uri: str) -> str:
     return storage.uri if isinstance(storage, LocalStorage) else uri
 
 
-def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock: Clock) -> None:
-    """Wait for nodes that can hold every replica; a cluster of our own will not grow.
+def _require_capacity(config: ServeConfig, nodes: Sequence[capacity.Resources]) -> None:
+    """Raise ClusterError that says what is needed and what is there."""
+    if short := capacity.shortfall(demand(config), nodes):
+        raise ClusterError(
+            f"{config.name}: the Ray cluster is too small: {short}; add nodes, or lower the roles'"
+            " replicas, cpus or gpus"
+        )
 
-    Raises ClusterError that says what is needed and what is there.
-    """
-    said_s = -_SAY_EVERY_S
-    while short := capacity.shortfall(demand(config), cluster.nodes()):
-        text = f"{config.name}: the Ray cluster is too small: {short}"
-        if is_own or clock.monotonic() > deadline_s:
-            raise ClusterError(f"{text}; add nodes, or lower replicas, cpus or gpus")
-        if clock.monotonic() - said_s >= _SAY_EVERY_S:
-            said_s = clock.monotonic()
-            log.warning("%s; waiting for %.0f s", text, deadline_s - clock.monotonic())
+
+def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock: Clock) -> None:
+    """Wait for nodes that can hold every replica; a cluster of our own will not grow."""
+    said_s = -math.inf
+    while True:
+        try:
+            return _require_capacity(config, cluster.nodes())
+        except ClusterError as error:
+            if is_own or clock.monotonic() > deadline_s:
+                raise
+            if clock.monotonic() - said_s >= _SAY_EVERY_S:
+                said_s = clock.monotonic()
+                log.warning("%s; waiting %.0f s for more", error, deadline_s - said_s)
         clock.sleep(_POLL_S)
 
 

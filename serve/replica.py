@@ -13,7 +13,7 @@ from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
 
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.model_files import fetch
-from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client
+from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client, first_error
 from ebbtide.serve.split import prefill_where
 
 
@@ -54,6 +54,17 @@ class PrefillServer(_Orderly, PDPrefillServer):  # type: ignore[misc]  # Ray shi
         return await super().chat(request, raw_request_info)  # type: ignore[no-any-return]
 
 
+async def refused_at_once(stream: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
+    """A stream whose first event is an error, as that error: the status is still to be sent."""
+    is_first = True
+    async for chunk in stream:
+        error = first_error(chunk) if is_first else None
+        yield chunk if error is None else error
+        if error is not None:
+            return
+        is_first = False
+
+
 class DecodeServer(_Orderly, PDDecodeServer):  # type: ignore[misc]  # Ray ships no types
     """Has a request's prompt computed elsewhere where that is possible, and produces its tokens.
 
@@ -62,10 +73,14 @@ class DecodeServer(_Orderly, PDDecodeServer):  # type: ignore[misc]  # Ray ships
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
         if prefill_where(request) == "local":
-            return await LLMServer.completions(self, request, raw_request_info)  # type: ignore[no-any-return]
-        return await super().completions(request, raw_request_info)  # type: ignore[no-any-return]
+            answer = await LLMServer.completions(self, request, raw_request_info)
+        else:
+            answer = await super().completions(request, raw_request_info)
+        return refused_at_once(answer)
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
         if prefill_where(request) == "local":
-            return await LLMServer.chat(self, request, raw_request_info)  # type: ignore[no-any-return]
-        return await super().chat(request, raw_request_info)  # type: ignore[no-any-return]
+            answer = await LLMServer.chat(self, request, raw_request_info)
+        else:
+            answer = await super().chat(request, raw_request_info)
+        return refused_at_once(answer)

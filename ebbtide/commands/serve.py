@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from pathlib import Path
 
 import typer
@@ -13,7 +15,10 @@ log = logging.getLogger(__name__)
 def serve(
     file: Path = typer.Argument(help="The job file."),
     address: str | None = typer.Option(
-        None, "--address", help="A running Ray cluster; without it, one is started here."
+        None,
+        "--address",
+        envvar="RAY_ADDRESS",
+        help="A running Ray cluster; without it, one is started here.",
     ),
     overrides: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="Override a key of the job file; repeatable."
@@ -30,7 +35,8 @@ def serve(
     from ebbtide.serve.job import start
 
     config = load(file, ServeConfig, overrides)
-    with start(config, address) as serving:
-        typer.echo(serving.endpoint)
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr), start(config, address) as serving:  # Ray prints
+        print(serving.endpoint, file=stdout, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
         serving.wait()

@@ -43,7 +43,7 @@ def definitions(package: str, path: str) -> dict[str, ast.AST]:
         (
             f"{_RAY_LLM}/serve/core/configs/openai_api_models.py",
             {"ChatCompletionRequest", "CompletionRequest", "OpenAIHTTPException"}
-            | {"to_model_metadata"},
+            | {"ErrorInfo", "ErrorResponse", "to_model_metadata"},
         ),
         (f"{_RAY_LLM}/common/callbacks/base.py", {"CallbackBase.on_before_node_init"}),
         (_PD_SERVER, {"PDDecodeServer.chat", "PDDecodeServer.completions", "PDPrefillServer"}),

@@ -1,0 +1,92 @@
+"""A trained model, and an endpoint that serves it as a user would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ebbtide.serve.ports import free_run
+from tests.serve.tiny_model import MAX_MODEL_LEN, write_export
+
+MODEL_NAME = "tide"
+
+_START_LIMIT_S = 540.0
+_STOP_LIMIT_S = 60.0
+
+
+@dataclass
+class Endpoint:
+    """``ebbtide serve``: the process, its endpoint and log, the model, and /dev/shm before it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+    model: Path
+    segments_before: set[str]
+
+    @staticmethod
+    def segments() -> set[str]:
+        """The names of the machine's shared memory segments."""
+        return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained two-layer Llama in an export directory with its manifest."""
+    folder = tmp_path_factory.mktemp("export")
+    write_export(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """The trained model, served in fp32 by one prefill and one decode worker."""
+    folder = tmp_path_factory.mktemp("endpoint")
+    job = {
+        "name": "tide",
+        "model": {"uri": str(exported), "name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN},
+        "http": {"port": free_run(1)},
+        "dtype": "fp32",
+        "prefill": {"kv_cache_gb": 0.125},
+        "decode": {"kv_cache_gb": 0.125},
+        "engine": {"enable_prompt_tokens_details": True},
+    }
+    (folder / "serve.yaml").write_text(json.dumps(job))
+    before, log = Endpoint.segments(), folder / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ebbtide", "serve", str(folder / "serve.yaml")],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        yield Endpoint(process, _first_line(process, log), log, exported, before)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _first_line(process: subprocess.Popen[str], log: Path) -> str:
+    """The endpoint, which is the first line on standard output."""
+    killer = threading.Timer(_START_LIMIT_S, process.kill)
+    killer.start()
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+    finally:
+        killer.cancel()
+    assert line.startswith("http://127.0.0.1:"), f"{line!r}\n{log.read_text()[-5000:]}"
+    return line
