@@ -69,41 +69,44 @@ def map_error(error: Exception, where: str) -> EbbtideError:
     return StorageError(f"{where}: {error}")
 
 
+_lock = threading.Lock()
+_clients: dict[tuple[Any, ...], Any] = {}
+
+
+def _client() -> Any:
+    """This process's client for the AWS variables as they are now; making one takes half a second.
+
+    boto3's clients may be shared between threads, not with a forked process.
+    """
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    key = (os.getpid(), os.environ.get("HOME"), settings)
+    with _lock:
+        if key not in _clients:
+            session = boto3.session.Session()
+            region = session.region_name or os.environ.get("AWS_REGION")
+            if region is None and os.environ.get("AWS_ENDPOINT_URL"):
+                region = "us-east-1"  # what S3-compatible servers expect when none is set
+            _clients[key] = session.client(
+                "s3",
+                region_name=region,
+                config=botocore.config.Config(
+                    retries={"mode": "standard", "max_attempts": _MAX_ATTEMPTS},
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    read_timeout=_READ_TIMEOUT_S,
+                ),
+            )
+        return _clients[key]
+
+
 class S3Storage:
-    """Objects of one bucket under a prefix. The client is made on first use, once per process."""
+    """Objects of one bucket under a prefix. Travels between processes as its URI."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket, self._prefix = bucket, prefix
-        self._lock = threading.Lock()
-        self._made: tuple[int, Any] | None = None
-
-    def __getstate__(self) -> tuple[str, str]:
-        return self._bucket, self._prefix
-
-    def __setstate__(self, state: tuple[str, str]) -> None:
-        self.__init__(*state)  # type: ignore[misc]  # a client never travels between processes
 
     @property
     def uri(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-
-    def _client(self) -> Any:
-        with self._lock:
-            if self._made is None or self._made[0] != os.getpid():
-                config = botocore.config.Config(
-                    retries={"mode": "standard", "max_attempts": _MAX_ATTEMPTS},
-                    connect_timeout=_CONNECT_TIMEOUT_S,
-                    read_timeout=_READ_TIMEOUT_S,
-                )
-                session = boto3.session.Session()
-                region = session.region_name or os.environ.get("AWS_REGION")
-                if region is None and os.environ.get("AWS_ENDPOINT_URL"):
-                    region = "us-east-1"  # what S3-compatible servers expect when none is set
-                self._made = (
-                    os.getpid(),
-                    session.client("s3", config=config, region_name=region),
-                )
-            return self._made[1]
 
     @contextlib.contextmanager
     def _mapped(self, what: str) -> Iterator[None]:
@@ -121,13 +124,13 @@ class S3Storage:
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         with self._mapped(f"write {key}"):
-            self._client().put_object(
+            _client().put_object(
                 Bucket=self._bucket, Key=self._key(key), Body=data, **condition
             )
 
     def put_file(self, key: str, path: Path) -> None:
         with self._mapped(f"write {key}"):
-            self._client().upload_file(
+            _client().upload_file(
                 str(path),
                 self._bucket,
                 self._key(key),
@@ -138,14 +141,14 @@ class S3Storage:
 
     def get(self, key: str) -> bytes:
         with self._mapped(f"read {key}"):
-            answer = self._client().get_object(Bucket=self._bucket, Key=self._key(key))
+            answer = _client().get_object(Bucket=self._bucket, Key=self._key(key))
             return bytes(answer["Body"].read())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         if length <= 0:
             return b""
         with self._mapped(f"read {key}"):
-            answer = self._client().get_object(
+            answer = _client().get_object(
                 Bucket=self._bucket,
                 Key=self._key(key),
                 Range=f"bytes={start}-{start + length - 1}",
@@ -158,21 +161,21 @@ class S3Storage:
         os.close(handle)
         try:
             with self._mapped(f"read {key}"):
-                self._client().download_file(self._bucket, self._key(key), name)
+                _client().download_file(self._bucket, self._key(key), name)
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)
 
     def size(self, key: str) -> int:
         with self._mapped(f"read {key}"):
-            answer = self._client().head_object(Bucket=self._bucket, Key=self._key(key))
+            answer = _client().head_object(Bucket=self._bucket, Key=self._key(key))
             return int(answer["ContentLength"])
 
     def list(self, prefix: str = "") -> Listing:
         root = f"{self._prefix}/" if self._prefix else ""
         found = []
         with self._mapped("list"):
-            pages = self._client().get_paginator("list_objects_v2")
+            pages = _client().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=root + prefix):
                 for entry in page.get("Contents", []):
                     found.append(
@@ -186,7 +189,7 @@ class S3Storage:
 
     def delete(self, key: str) -> None:
         with self._mapped(f"delete {key}"):
-            self._client().delete_object(Bucket=self._bucket, Key=self._key(key))
+            _client().delete_object(Bucket=self._bucket, Key=self._key(key))
 
     def child(self, prefix: str) -> S3Storage:
         return S3Storage(self._bucket, self._key(prefix.rstrip("/")))

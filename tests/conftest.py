@@ -6,11 +6,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
 
 CLUSTER_NODES = 4
+
+settings.register_profile("ebbtide", deadline=None)  # a busy machine is no fault
+settings.load_profile("ebbtide")
 
 
 @pytest.fixture(scope="session")
