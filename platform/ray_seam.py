@@ -24,6 +24,7 @@ import grpc  # type: ignore[import-untyped]  # no stubs
 import ray
 import ray.exceptions
 from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
+from ray._private.grpc_utils import init_grpc_channel
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray._private.state import state as cluster_state
 from ray._private.worker import get_dashboard_url
@@ -216,10 +217,12 @@ def prestart_workers(node_id: str, count: int, runtime_env: str) -> None:
     request.runtime_env_info.serialized_runtime_env = runtime_env
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     try:
-        with grpc.insecure_channel(address) as channel:
+        with init_grpc_channel(address) as channel:
             NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_PRESTART_TIMEOUT_S)
     except grpc.RpcError as error:
-        raise ClusterError(f"node {node_id}: no worker can be started ahead: {error}") from error
+        raise ClusterError(
+            f"node {node_id}: no worker is started ahead: {error.details()}"
+        ) from error
 
 
 # -- Ray Train -----------------------------------------------------------------------------------
@@ -405,6 +408,7 @@ class ElasticTrainer(TorchTrainer):  # type: ignore[misc]  # untyped base
         arguments["scaling_policy"] = _Policy(self.scaling_config, self._scaling)
         arguments["failure_policy"] = _FailurePolicy(self.run_config.failure_config, self._judge)
         environment = {
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # for its helpers' sake
             RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR: "0",
             **CONTROLLER_ENVIRONMENT,
             **get_env_vars_to_propagate(),

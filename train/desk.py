@@ -39,7 +39,8 @@ class Desk:
         self._standing: Standing | None = None
         self._leave: str | None = None
         self._held: tuple[str, ...] = ()
-        self._waited_s = float("-inf")
+        self._waited_s = 0.0
+        self._waited_for: tuple[int, int] | None = None
         self._events: list[Event] = []
         self._runtime_env = "{}"
 
@@ -55,7 +56,7 @@ class Desk:
         now_s = time.time()
         self._standing = Standing(attempt, tuple(nodes), now_s, has_left=False)
         self._leave = None
-        self._waited_s = float("-inf")
+        self._waited_for = None
         self._events.append(
             GenerationBegan(
                 time_s=now_s, attempt=attempt, world_size=len(nodes), nodes=tuple(nodes)
@@ -99,8 +100,8 @@ class Desk:
     def waiting(self, needs: int, has: int) -> None:
         """The run cannot (re)start: it needs more workers than it has."""
         now_s = time.time()
-        if now_s - self._waited_s >= _WAITING_REPEAT_S:
-            self._waited_s = now_s
+        if (needs, has) != self._waited_for or now_s - self._waited_s >= _WAITING_REPEAT_S:
+            self._waited_s, self._waited_for = now_s, (needs, has)
             self._events.append(Waiting(time_s=now_s, needs=needs, has=has))
 
     # -- driver ----------------------------------------------------------------------------------

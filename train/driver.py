@@ -125,10 +125,14 @@ class Driver:
         self._record(events)
 
     def _keep_warm(self, held: Sequence[str]) -> None:
-        """Once steps are made, have each node hold as many idle processes as it may get ranks."""
+        """Once steps are made, have each node hold as many idle processes as it may get ranks.
+
+        A node that is alone is not restarted from when it is lost.
+        """
         import ray
 
-        if not self.history.attempts or self.history.attempts[-1].first_step is None:
+        attempts = self.history.attempts
+        if len(held) < 2 or not attempts or attempts[-1].first_step is None:
             return
         for node in set(held) - self._warm:
             self._warm.add(node)

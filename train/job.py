@@ -22,7 +22,6 @@ from ebbtide.platform.errors import EbbtideError, TrainingError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.prices import load_catalogue
 from ebbtide.platform.storage import Storage, open_storage, probe
-from ebbtide.train import preflight
 from ebbtide.train.bookkeeping import Bookkeeping
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.events import EventLog, Finished, Started, read_events
@@ -77,7 +76,6 @@ def train(
     thread about twice a second while steps are made.
     """
     clock = clock or SystemClock()
-    preflight.check(config)
     catalogue = load_catalogue(config.cost.catalogue)
     run = open_storage(config.run_uri)
     probe(run)
@@ -87,11 +85,18 @@ def train(
         if start is not None and start.step >= config.steps:
             logger.info("%s is finished already, at step %d", config.name, start.step)
             return _result(config, history, start.step, None, was_finished=True)
+        _check(config)
         first_step = start.step if start is not None else 0
         books = Bookkeeping(config.cost, catalogue, clock.time(), first_step)
         with connected(address), _open(config, run, history, books, clock, on_progress) as driver:
             _fit(config, driver)
     return _result(config, history, config.steps, driver, was_finished=False)
+
+
+def _check(config: TrainConfig) -> None:
+    from ebbtide.train import preflight  # late: it imports torch
+
+    preflight.check(config)
 
 
 def _result(

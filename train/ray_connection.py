@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from ebbtide.platform.errors import ClusterError
 
@@ -29,19 +30,22 @@ def connected(address: str | None = None) -> Iterator[None]:
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
-    with contextlib.ExitStack() as undo:
-        if address is None or address == "local":
-            undo.enter_context(_own_token())
-            logger.info("starting Ray on this machine")
-            address = "local"
-        else:
-            _require_reachable(address)
-        try:
-            ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
-        undo.callback(ray.shutdown)
+    options: dict[str, Any] = {}
+    if address is None or address == "local":
+        _give_token()
+        options["include_dashboard"] = False
+        logger.info("starting Ray on this machine")
+        address = "local"
+    else:
+        _require_reachable(address)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
+    try:
         yield
+    finally:
+        ray.shutdown()
 
 
 def _require_reachable(address: str) -> None:
@@ -63,18 +67,9 @@ def _require_reachable(address: str) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _own_token() -> Iterator[None]:
-    """A token for a Ray that is about to start; by default Ray would leave one in the home."""
-    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    before = {name: os.environ.get(name) for name in wanted}
-    if before["RAY_AUTH_MODE"] is None:
-        os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def _give_token() -> None:
+    """A token for a Ray that starts here: by default Ray makes one and leaves it in the home.
+
+    Once for the process, as Ray remembers it.
+    """
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))

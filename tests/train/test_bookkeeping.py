@@ -1,0 +1,138 @@
+"""Node stays, attempts and dollars of a driver."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
+from ebbtide.platform.prices import Market, load_catalogue
+from ebbtide.platform.records import Attempt, NodeDown, NodeUp
+from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
+from ebbtide.train.config import CostConfig
+from ebbtide.train.events import (
+    Checkpoint,
+    Failed,
+    GenerationBegan,
+    Left,
+    NodeLost,
+    Notice,
+    Step,
+)
+
+LABELS = {LABEL_INSTANCE_TYPE: "local-cpu", LABEL_MARKET: "spot", LABEL_ZONE: "z"}
+
+
+def nodes(*names: str) -> dict[str, ClusterNode]:
+    return {name: ClusterNode(name, LABELS) for name in names}
+
+
+def books(started_s: float = 100.0, first_step: int = 0) -> Bookkeeping:
+    return Bookkeeping(CostConfig(), load_catalogue(), started_s, first_step)
+
+
+def step(number: int, attempt: int, time_s: float) -> Step:
+    return Step(
+        time_s=time_s,
+        attempt=attempt,
+        step=number,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=1.0,
+        tokens=1,
+        epoch=0,
+        samples="",
+        seconds={},
+    )
+
+
+def began(attempt: int, time_s: float, *names: str) -> GenerationBegan:
+    return GenerationBegan(time_s=time_s, attempt=attempt, world_size=len(names), nodes=names)
+
+
+def test_an_attempt_starts_where_the_one_before_ended() -> None:
+    book = books(started_s=100.0)
+    assert book.follow([began(0, 110.0, "a", "b")]) == []
+    assert book.follow([step(1, 0, 115.0), step(2, 0, 116.0)]) == [
+        Attempt(index=0, start_s=100.0, first_step=0)
+    ]
+    book.follow([Left(time_s=117.0, attempt=0, step=2)])
+    records = book.follow([began(1, 122.0, "a"), step(3, 1, 125.0)])
+    assert records == [Attempt(index=1, start_s=117.0, first_step=2)]
+
+
+def test_an_attempt_that_made_no_step_started_from_the_last_checkpoint() -> None:
+    book = books(first_step=20)
+    assert book.follow(
+        [
+            began(4, 110.0, "a"),
+            Failed(time_s=111.0, attempt=4, cause="crash", message="", counted=True),
+        ]
+    ) == [Attempt(index=4, start_s=100.0, first_step=20)]
+    records = book.follow(
+        [
+            began(5, 120.0, "a"),
+            step(21, 5, 121.0),
+            Checkpoint(time_s=122.0, attempt=5, step=21, uri=""),
+            began(6, 130.0, "a"),
+            began(7, 140.0, "a"),
+        ]
+    )
+    assert [(each.index, each.first_step) for each in records if isinstance(each, Attempt)] == [
+        (5, 20),
+        (6, 21),
+    ]
+
+
+def test_a_node_is_the_runs_from_when_it_is_held_to_its_end() -> None:
+    book = books()
+    records, events = book.see(["a"], nodes("a", "b"), {}, 100.0)
+    assert events == []
+    (up,) = records
+    assert isinstance(up, NodeUp)
+    assert (up.node_id, up.market, up.zone) == ("a", Market.SPOT, "z")
+    assert up.usd_per_hour is not None
+    assert book.see(["a"], nodes("a", "b"), {}, 200.0) == ([], [])
+    book.follow([began(0, 200.0, "a")])
+    records, events = book.see(["a"], nodes("b"), {}, 3700.0)
+    assert records == [NodeDown(node_id="a", time_s=3700.0)]
+    assert events == [NodeLost(time_s=3700.0, node="a", announced=False)]
+    assert book.usd(9999.0) == up.usd_per_hour
+    assert not book.partial
+
+
+def test_a_node_that_was_announced_stays_the_runs_until_it_is_gone() -> None:
+    book = books()
+    book.follow([began(0, 100.0, "a", "b")])
+    book.see(["a", "b"], nodes("a", "b"), {}, 100.0)
+    records, events = book.see(["a", "b"], nodes("a", "b"), {"b": 160.0}, 110.0)
+    assert (records, events) == ([], [Notice(time_s=110.0, node="b", deadline_s=160.0)])
+    assert book.see(["a"], nodes("a", "b"), {"b": 160.0}, 120.0) == ([], [])
+    records, events = book.see(["a"], nodes("a"), {}, 130.0)
+    assert records == [NodeDown(node_id="b", time_s=130.0)]
+    assert events == [NodeLost(time_s=130.0, node="b", announced=True)]
+
+
+def test_a_node_that_is_given_back_is_not_lost() -> None:
+    book = books()
+    book.follow([began(0, 100.0, "a")])
+    book.see(["a", "b"], nodes("a", "b"), {}, 100.0)
+    records, events = book.see(["a"], nodes("a", "b"), {}, 110.0)
+    assert (records, events) == ([NodeDown(node_id="b", time_s=110.0)], [])
+
+
+def test_a_node_without_a_known_price_makes_the_sum_partial() -> None:
+    book = books()
+    unknown = {"x": ClusterNode("x", {LABEL_INSTANCE_TYPE: "no-such-type"})}
+    records, _ = book.see(["x"], unknown, {}, 0.0)
+    assert isinstance(records[0], NodeUp)
+    assert records[0].usd_per_hour is None
+    assert book.partial
+    assert book.usd(3600.0) == Decimal(0)
+
+
+def test_a_market_that_is_not_one_falls_back_to_the_jobs() -> None:
+    book = books()
+    odd = {"x": ClusterNode("x", {LABEL_MARKET: "bazaar"})}
+    records, _ = book.see(["x"], odd, {}, 0.0)
+    assert isinstance(records[0], NodeUp)
+    assert records[0].market is Market.ON_DEMAND
