@@ -188,7 +188,9 @@ def complete_with_transformers(model_dir: str) -> str:
     """The same by transformers alone, in fp32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     prompt = tokenizer(_PROMPT, return_tensors="pt")

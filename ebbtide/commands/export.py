@@ -27,8 +27,11 @@ def export(
 
     Example: [bold]ebbtide export .ebbtide/runs/stdlib-lm --out .ebbtide/export/stdlib-lm[/bold]
     """
+    from transformers.utils import logging
+
     from ebbtide.train.export import export as write
 
+    logging.disable_progress_bar()
     done = write(checkpoint, out, dtype.value)
     if as_json:
         typer.echo(json.dumps({"uri": out, **done.model_dump(mode="json")}, indent=2))

@@ -110,7 +110,8 @@ def summary(result: RunResult) -> str:
     if result.was_finished:
         head = f"{result.name} was finished already, at step {result.step}"
     else:
-        head = f"{result.name} is finished: {result.step} steps in {result.attempts} attempts"
+        attempts = "1 attempt" if result.attempts == 1 else f"{result.attempts} attempts"
+        head = f"{result.name} is finished: {result.step} steps in {attempts}"
         head += (
             f", {result.steps_lost} steps made again, {_dollars(result.usd, result.usd_partial)}"
         )
