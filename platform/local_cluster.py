@@ -258,6 +258,16 @@ class LocalCluster:
         """Whether the cluster still counts the node among the living."""
         return any(each.alive for each in self._gcs.nodes() if each.node_id == node.node_id)
 
+    def process_names(self) -> list[str]:
+        """The command lines of all live processes of the cluster; Ray names its workers there."""
+        names = []
+        for process in [*self._processes, *([self._head] if self._head else [])]:
+            for pid in _session_processes(process.pid):
+                with contextlib.suppress(OSError):
+                    command = Path("/proc", str(pid), "cmdline").read_bytes()
+                    names.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+        return names
+
     # -- how -------------------------------------------------------------------------------------
 
     @property

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbtide.platform.account import account
+from ebbtide.platform.clock import SystemClock
+from ebbtide.platform.ledger import read_ledger
+from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train import elastic
+from ebbtide.train.config import TrainConfig
+from ebbtide.train.driver import Progress
 from ebbtide.train.elastic import GROWTH_INTERVAL_S, GROWTH_STABLE_S, Limits, Offer, Running
+from ebbtide.train.events import Event, Failed, NodeLost, Notice, read_events
+from ebbtide.train.history import History
+from ebbtide.train.job import train
+from ebbtide.train.loop import run_generation
+from ebbtide.train.manifest import CheckpointInfo
+from ebbtide.train.step import StepResult
+from ebbtide.train.trial import single_process_group
+from ebbtide.train.worker import samples_digest
+from tests.train.conftest import MakeConfig
 
 LIMITS = Limits(1, 4)
 
@@ -70,3 +93,136 @@ def test_growth_waits_until_it_is_stable_and_the_generation_not_young(
 def test_nodes_that_must_not_be_used_are_asked_for_again() -> None:
     offers = [Offer("a", 2), Offer("b", 2, draining=True), Offer("c", 1, reachable=False)]
     assert elastic.hidden_workers(offers) == 3
+
+
+class Recorder:
+    """Surroundings without a world that keep every step."""
+
+    def __init__(self) -> None:
+        self.meter = Meter(SystemClock())
+        self.steps: list[StepResult] = []
+        self.validation: dict[int, float] = {}
+
+    def should_leave(self, step: int) -> str | None:
+        return None
+
+    def on_step(self, result: StepResult) -> None:
+        self.steps.append(result)
+
+    def on_validation(self, step: int, loss: float) -> None:
+        self.validation[step] = loss
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        return None
+
+
+def undisturbed(config: TrainConfig) -> Recorder:
+    """The same job on one rank, in this process."""
+    recorder, device = Recorder(), torch.device("cpu")
+    with single_process_group(device):
+        run_generation(config, 0, recorder, device, checkpoints=False)
+    return recorder
+
+
+class Weather:
+    """Announces the end of a node, kills another and adds one, each some steps after the other."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.acts: list[tuple[int, Callable[[], object]]] = [
+            (0, lambda: cluster.drain(cluster.nodes[1], 60.0)),
+            (1, lambda: cluster.kill(cluster.nodes[2])),
+            (2, threading.Thread(target=cluster.add_node).start),
+        ]
+        self.times_s: list[float] = []
+        self._since: tuple[int, int] = (-1, 0)
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.attempt != self._since[0]:
+            self._since = (progress.attempt, progress.step)
+        if len(self.times_s) < len(self.acts):
+            attempt, act = self.acts[len(self.times_s)]
+            if progress.attempt == attempt and progress.step >= self._since[1] + 12:
+                self.times_s.append(time.time())
+                act()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_evicted_killed_and_grown_run_is_the_same_run(
+    cluster: LocalCluster, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    job = {
+        "steps": 130,
+        "batch": {"global_sequences": 16, "micro_sequences": 2},
+        "checkpoint": {"every_steps": 10},
+        "validation": {"every_steps": 40},
+        "workers": {"min": 1, "max": 4},
+    }
+    weather = Weather(cluster)
+    config = make_config(**job, model={"loss": "tests.train.user_code:slow_loss"})
+    result = train(config, address=cluster.address, on_progress=weather)
+    _expect_no_ranks(cluster)
+    events = read_events(config.run_uri)
+    history = History(events)
+
+    assert history.world_sizes == [4, 3, 2, 3]
+    assert [each.ended for each in history.attempts] == ["notice", "failure", "growth", None]
+    assert [each.steps_lost for each in history.attempts][::2] == [0, 0]
+    assert history.steps_lost("notice") == 0
+    assert result.attempts == 4
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert [(each.cause, each.counted) for each in failed] == [("node lost", False)]
+    drained, killed = cluster.nodes[1].node_id, cluster.nodes[2].node_id
+    assert [event.node for event in events if isinstance(event, Notice)] == [drained]
+    lost = {event.node: event.announced for event in events if isinstance(event, NodeLost)}
+    assert lost == {drained: True, killed: False}
+
+    expected = undisturbed(make_config(**job))
+    assert sorted(history.kept) == [step.step for step in expected.steps]
+    for step in expected.steps:
+        kept = history.kept[step.step]
+        assert kept.loss == pytest.approx(step.loss, rel=1e-5)
+        assert (kept.lr, kept.tokens) == (step.lr, step.tokens)
+        assert step.sample_ids is not None
+        assert kept.samples == samples_digest(step.sample_ids)
+    assert history.validation_loss == pytest.approx(expected.validation[130], rel=1e-5)
+
+    _expect_an_honest_ledger(config)
+    recovery_s = {
+        name: _first_step_after(events, at_s, attempt) - at_s
+        for (name, attempt), at_s in zip(
+            (("notice", 1), ("kill", 2), ("growth", 3)), weather.times_s, strict=True
+        )
+    }
+    print("to the next step:", {name: round(took_s, 1) for name, took_s in recovery_s.items()})
+    assert recovery_s["kill"] < 50
+    assert recovery_s["notice"] < 50
+
+
+def _first_step_after(events: list[Event], at_s: float, attempt: int) -> float:
+    return min(
+        event.time_s
+        for event in events
+        if event.kind == "step" and event.attempt == attempt and event.time_s > at_s
+    )
+
+
+def _expect_an_honest_ledger(config: TrainConfig) -> None:
+    result = account(read_ledger(config.run_uri).records, time.time())
+    assert result.status == "finished"
+    assert len({row.node.node_id for row in result.rows}) == 5
+    assert sum(part.time_us for part in result.by_owner.values()) == result.total.time_us
+    assert {number for number in result.by_attempt if number is not None} == {0, 1, 2, 3}
+    assert result.by_owner[Owner.COMPUTE].time_us > 0
+    assert result.by_owner[Owner.RESTART].time_us > 0
+    assert result.by_owner[Owner.LOST_WORK].time_us > 0
+    assert not result.total.spent.partial
+
+
+def _expect_no_ranks(cluster: LocalCluster) -> None:
+    """Within seconds no process of a rank is left on any node."""
+    deadline_s = time.monotonic() + 30
+    while left := [name for name in cluster.process_names() if "RayTrainWorker" in name]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.1)
