@@ -164,6 +164,10 @@ class Evaluator:
         self._trials_run = 0
         self._background: set[asyncio.Task[Any]] = set()
 
+    def warm_up(self) -> None:
+        """Begin to warm up, ahead of the first lease. Called on the event loop."""
+        self._spawn(self._nursery.warm())
+
     async def acquire(self, lease: Lease) -> dict[str, Any]:
         """Wait until no other living sweep holds this evaluator and it is warm; then hold it."""
         while self._lease not in (None, lease):

@@ -53,7 +53,7 @@ def run_sweep(
     _check_free(storage, sweep, out)
     if function == _TRAIN and "data.uri" not in sweep.config.space:
         read_index(sweep.trial_base.data.uri)
-    recorder = Recorder(sweep.config, clock, on_trial)
+    recorder = Recorder(sweep.config, sweep.trial_base.steps, clock, on_trial)
     status: Literal["finished", "interrupted"] = "interrupted"
     try:
         _fit(sweep, address, function, recorder)

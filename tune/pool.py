@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -39,6 +39,7 @@ _NODE_LABEL = "ray.io/node-id"
 _NOTICE_S = 30.0
 _POLL_S = 0.02
 _RETRY_S = 0.3
+_STUCK_S = 5.0
 _FOLDERS = ("platform", "train", "tune")
 
 
@@ -60,6 +61,7 @@ class _EvaluatorActor(Evaluator):
         node_id = ray.get_runtime_context().get_node_id()
         facts = {"name": name, "node_id": node_id, "code": code}
         super().__init__(facts, ray_seam.job_is_dead, Nursery())
+        self.warm_up()  # also after Ray has restarted it
 
 
 def _find(name: str, namespace: str) -> Any | None:
@@ -79,7 +81,8 @@ def _create(name: str, namespace: str, code: str, node_id: str) -> Any:
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
+            # A soft affinity goes astray now and then; a hard one ends the actor with its node.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
         .remote(name, code)
     )
@@ -104,6 +107,7 @@ class Seat:
     joined: bool = False
     group: PlacementGroup | None = None
     group_ready: bool = False
+    group_asked_at_s: float = 0.0
     node_id: str | None = None
     retry_at_s: float = 0.0
     busy: bool = False
@@ -200,6 +204,7 @@ class Pool:
         if seat.group is not None and not seat.group_ready:
             seat.group_ready = bool(seat.group.wait(0.001))
             if not seat.group_ready:
+                self._move_if_stuck(seat)
                 return
         if seat.actor is None:
             seat.actor = _find(seat.name, self.config.namespace)
@@ -220,13 +225,13 @@ class Pool:
         joining, seat.joining = seat.joining, None
         try:
             facts = ray.get(joining)
-        except RayActorError:
-            self._rejoin(seat)  # Ray is restarting it, or it is gone and its name free
-            return
         except RayTaskError as error:
             if isinstance(error.cause, TuneError):
                 raise error.cause from error
             raise
+        except RayError:
+            self._rejoin(seat)  # Ray is restarting it, or it is gone and its name free
+            return
         usable = any(
             node["NodeID"] == facts["node_id"]
             and node["Alive"]
@@ -237,9 +242,20 @@ class Pool:
             seat.joined, seat.node_id = True, facts["node_id"]
             return
         why = "its node cannot take it" if facts["code"] == self.code else "it runs other code"
+        self._replace(seat, why)
+
+    def _replace(self, seat: Seat, why: str) -> None:
+        """End an evaluator; another one is started wherever there are CPUs."""
         _log.info("replacing %s: %s", seat.name, why)
         ray.kill(seat.actor, no_restart=True)
         self._rejoin(seat)
+
+    def _move_if_stuck(self, seat: Seat) -> None:
+        """Give up an evaluator whose node is taken by others, while there is room elsewhere."""
+        stuck = time.monotonic() - seat.group_asked_at_s > _STUCK_S
+        if seat.joined and stuck and ray.available_resources().get("CPU", 0) >= self.config.cpus:
+            self._replace(seat, "its node is busy, others are not")
+            self._reserve(seat, None)
 
     def _reserve(self, seat: Seat, node_id: str | None) -> None:
         """Ask for the seat's CPUs, on one node or anywhere; an earlier reservation is let go."""
@@ -247,7 +263,7 @@ class Pool:
             remove_placement_group(seat.group)
         where = [{_NODE_LABEL: node_id}] if node_id is not None else None
         seat.group = placement_group([{"CPU": self.config.cpus}], bundle_label_selector=where)
-        seat.group_ready = False
+        seat.group_ready, seat.group_asked_at_s = False, time.monotonic()
 
     def _reserved_node(self, seat: Seat) -> str | None:
         if seat.group is None or not seat.group_ready:

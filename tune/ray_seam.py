@@ -19,7 +19,7 @@ import ray
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution.resources.request import AcquiredResources
 from ray.air.execution.resources.resource_manager import ResourceManager
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.tune.result import TRIAL_INFO
 
 from ebbtide.tune.evaluator import LeaseLost, TrialFailed
@@ -210,6 +210,8 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
         super()._actor_start_failed(tracked_actor, exception)
 
     def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        if not isinstance(exception, RayTaskError | RayActorError):
+            exception = ActorDiedError()  # Ray Tune knows no other
         lost = isinstance(exception, RayTaskError) and isinstance(exception.cause, LeaseLost)
         if lost or isinstance(exception, RayActorError):
             self._mark_broken(tracked_actor_task._tracked_actor)
@@ -230,7 +232,8 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
     import ray.tune.tune
     from ray.tune.execution.tune_controller import TuneController
 
-    logging.getLogger("ray.tune.tune").setLevel(logging.CRITICAL)  # repeats the failures
+    for name in ("ray.tune.tune", "ray.tune.analysis.experiment_analysis"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they repeat the failures
 
     class PooledController(TuneController):  # type: ignore[misc]  # Ray is untyped
         def __init__(self, **kwargs: Any) -> None:

@@ -15,12 +15,20 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Keeps the list of trials, in the order of their start, and logs the end of each."""
+    """Keeps the list of trials, in the order of their start, and logs the end of each.
+
+    ``max_steps`` is the length of a trial that nothing ends early.
+    """
 
     def __init__(
-        self, config: TuneConfig, clock: Clock, on_trial: Callable[[Trial], None] | None = None
+        self,
+        config: TuneConfig,
+        max_steps: int,
+        clock: Clock,
+        on_trial: Callable[[Trial], None] | None = None,
     ) -> None:
         self._config = config
+        self._max_steps = max_steps
         self._clock = clock
         self._on_trial = on_trial
         self._by_id: dict[str, Trial] = {}
@@ -65,8 +73,10 @@ class Recorder:
         """A trial has ended well: by itself, or stopped by the scheduler."""
         trial = self._by_id[trial_id]
         trial.reason = trial.details = None
-        if trial.status == "running":
-            trial.status = "stopped"
+        if trial.status == "running":  # schedulers stop trials at the last step, too
+            whole = trial.values.get("steps", self._max_steps)
+            at_end = trial.reports[-1].get("step", 0) >= whole
+            trial.status = "finished" if at_end else "stopped"
         self._end(trial)
 
     def _end(self, trial: Trial) -> None:

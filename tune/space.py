@@ -95,7 +95,6 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     sweep = Sweep(config, base, trial_base)
     if (
         config.scheduler == "asha"
-        and config.metric == "validation_loss"
         and trial_base.validation.every_steps == 0
         and "validation.every_steps" not in config.space
     ):

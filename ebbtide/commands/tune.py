@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -74,7 +77,9 @@ def run(
     from ebbtide.tune.job import run_sweep
     from ebbtide.tune.space import read_sweep
 
-    result = run_sweep(read_sweep(file, overrides), address=address, out=out)
+    sweep = read_sweep(file, overrides)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints what its nodes say
+        result = run_sweep(sweep, address=address, out=out)
     if as_json:
         typer.echo(json.dumps(result.document(), indent=1))
         return
@@ -126,7 +131,8 @@ def up(
     from ebbtide.tune.config import PoolConfig
 
     with _connected(address):
-        _show(pool.up(PoolConfig(size=size, cpus=cpus, namespace=namespace)), as_json)
+        members = pool.up(PoolConfig(size=size, cpus=cpus, namespace=namespace))
+    _show(members, as_json)
 
 
 @pool_app.command()
@@ -138,7 +144,8 @@ def status(namespace: str = _NAMESPACE, address: str = _CLUSTER, as_json: bool =
     from ebbtide.tune import pool
 
     with _connected(address):
-        _show(pool.status(namespace), as_json)
+        members = pool.status(namespace)
+    _show(members, as_json)
 
 
 @pool_app.command()
@@ -176,7 +183,9 @@ def _show(members: list[dict[str, Any]], as_json: bool) -> None:
     Console().print(table)
 
 
-def _connected(address: str) -> Any:
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
     from ebbtide.train.ray_connection import connected
 
-    return connected(address)
+    with contextlib.redirect_stdout(sys.stderr), connected(address):
+        yield

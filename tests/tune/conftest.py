@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.conftest import tiny  # noqa: F401  (a dataset and a model)
+
 TRAIN = """\
 name: job
 storage: {folder}/runs

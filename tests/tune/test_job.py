@@ -17,11 +17,13 @@ import pytest
 from ebbtide.platform.config import load
 from ebbtide.platform.errors import AlreadyExists, ClusterError, TuneError
 from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.train import preflight
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.ray_connection import connected
 from ebbtide.tune.job import run_sweep
 from ebbtide.tune.results import SweepResult, Trial
 from ebbtide.tune.space import read_sweep
+from tests.train.conftest import Tiny
 from tests.tune.trials import MISDEEDS
 
 pytestmark = pytest.mark.ray
@@ -144,9 +146,13 @@ def test_every_fault_stays_with_its_trial_and_the_pool_is_whole_again(base_file:
     # A report that lacks the metric keeps the value of the one before.
     assert set(by_kind) == {*reasons, *recovered, "behaves", "reports nothing"}
     assert result.best is by_kind["behaves"]
-    members = pool_status()
-    assert len(members) == 2
-    assert all(member["answers"] and member["trial_id"] is None for member in members)
+
+    def whole() -> bool:
+        members = pool_status()
+        return len(members) == 2 and all(member["answers"] for member in members)
+
+    wait_for(whole)
+    assert all(member["trial_id"] is None for member in pool_status())
 
 
 def test_failed_trials_are_not_the_best_where_more_is_better(base_file: Path) -> None:
@@ -190,6 +196,55 @@ def test_more_than_the_cluster_has_is_told(base_file: Path) -> None:
     text = LR + "num_samples: 1\npool: {cpus: 3, namespace: big, start_timeout_s: 1}\n"
     with pytest.raises(ClusterError, match="needs 3 CPUs on one node, the cluster has 4"):
         run(base_file, text, "fine")
+
+
+SWEEP = """\
+steps: 6
+overrides: {schedule.warmup_steps: 2, validation.every_steps: 3, validation.sequences: 4}
+searcher: grid
+space: {optimizer.lr: {choice: [1e-3, 1e-2, 1e+20]}}
+"""
+
+FRESH = """\
+import json, sys
+from ebbtide.platform.config import load
+from ebbtide.train.config import TrainConfig
+from ebbtide.train.trial import run_trial
+
+reports = []
+run_trial(load(sys.argv[1], TrainConfig, sys.argv[2:]), reports.append)
+print(json.dumps(reports))
+"""
+
+
+def test_a_sweep_over_real_training_as_it_is_typed(base_file: Path, tiny: Tiny) -> None:
+    text = base_file.read_text().replace("model.json", tiny.model)
+    base_file.write_text(text.replace("uri: data", f"uri: {tiny.data}"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=base_file.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+
+    found = program("-m", "ebbtide", "tune", str(sweep_file(base_file, SWEEP)), "--json")
+    assert found.returncode == 0
+    document = json.loads(found.stdout)
+    by_lr = {trial["values"]["optimizer.lr"]: trial for trial in document["trials"]}
+    assert by_lr[1e20]["status"] == "failed" and "step" in by_lr[1e20]["reason"]
+    assert document["best"]["optimizer.lr"] in (1e-3, 1e-2)
+
+    changes = ["steps=6", "schedule.warmup_steps=2", "optimizer.lr=1e-2"]
+    changes += ["validation.every_steps=3", "validation.sequences=4"]
+    fresh = program("-c", FRESH, str(base_file), *changes)
+    assert json.loads(fresh.stdout) == by_lr[1e-2]["reports"]
+
+    preflight.check(load(document["best_file"], TrainConfig))
 
 
 DRIVER = """\

@@ -26,7 +26,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def recorder(clock: FakeClock, ended: list[Trial]) -> Recorder:
-    return Recorder(CONFIG, clock, ended.append)
+    return Recorder(CONFIG, 9, clock, ended.append)
 
 
 def test_a_trial_that_finishes(recorder: Recorder, clock: FakeClock, ended: list[Trial]) -> None:
@@ -47,6 +47,13 @@ def test_a_trial_that_the_scheduler_stops_keeps_its_metric(recorder: Recorder) -
     recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
     recorder.completed("a")
     assert (recorder.trials[0].status, recorder.trials[0].metric) == ("stopped", 2.0)
+
+
+def test_a_trial_that_is_stopped_at_its_last_step_has_finished(recorder: Recorder) -> None:
+    recorder.started("a", {"seed": 1})
+    recorder.reported("a", {"step": 9, "loss": 2.0}, finished=False)
+    recorder.completed("a")
+    assert recorder.trials[0].status == "finished"
 
 
 def test_a_wrong_trial_fails_at_once(recorder: Recorder, ended: list[Trial]) -> None:
