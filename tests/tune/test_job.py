@@ -194,7 +194,7 @@ scheduler: asha
 
 def test_more_than_the_cluster_has_is_told(base_file: Path) -> None:
     text = LR + "num_samples: 1\npool: {cpus: 3, namespace: big, start_timeout_s: 1}\n"
-    with pytest.raises(ClusterError, match="needs 3 CPUs on one node, the cluster has 4"):
+    with pytest.raises(ClusterError, match="needs 3 CPUs on one node, the cluster has"):
         run(base_file, text, "fine")
 
 
@@ -287,6 +287,7 @@ def test_the_next_driver_finds_the_evaluators_warm(base_file: Path) -> None:
 
 def test_a_killed_driver_holds_nothing(base_file: Path) -> None:
     import ray
+    from ray.util.placement_group import placement_group
 
     marks = base_file.parent / "marks"
     text = LR + f"num_samples: 4\noverrides: {{data.uri: {marks}}}\n"
@@ -298,7 +299,8 @@ def test_a_killed_driver_holds_nothing(base_file: Path) -> None:
         process.wait()
     pids = [int(path.name) for path in marks.iterdir()]
     with connected():
-        wait_for(lambda: ray.available_resources().get("CPU", 0.0) == 4.0, 10)
+        cpus = int(ray.cluster_resources()["CPU"])
+        assert placement_group([{"CPU": 1}] * cpus).wait(10), "a job of full size cannot start"
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
         assert all(member["sweep_id"] is None for member in pool_status())
     result = run(base_file, LR + "num_samples: 2\nname: next\n", "fine")
