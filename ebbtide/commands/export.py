@@ -25,7 +25,7 @@ def export(
 
     An output that holds anything but this export is refused, and nothing in it is changed.
 
-    Example: [bold]ebbtide export .ebbtide/runs/stdlib-lm --out .ebbtide/export/stdlib-lm[/bold]
+    Example: [bold]ebbtide export ~/.ebbtide/runs/stdlib-lm --out ~/.ebbtide/export/stdlib-lm[/bold]
     """
     from transformers.utils import logging
 
