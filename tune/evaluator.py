@@ -160,6 +160,7 @@ class Evaluator:
         self._nursery = nursery
         self._lease: Lease | None = None
         self._freed = asyncio.Event()
+        self._released: set[str] = set()
         self._trial: _RunningTrial | None = None
         self._trials_run = 0
         self._background: set[asyncio.Task[Any]] = set()
@@ -169,11 +170,16 @@ class Evaluator:
         self._spawn(self._nursery.warm())
 
     async def acquire(self, lease: Lease) -> dict[str, Any]:
-        """Wait until no other living sweep holds this evaluator and it is warm; then hold it."""
-        while self._lease not in (None, lease):
+        """Wait until no other living sweep holds this evaluator and it is warm; then hold it.
+
+        Raises LeaseLost if the sweep has been released meanwhile.
+        """
+        while lease.sweep_id not in self._released and self._lease not in (None, lease):
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), _OWNER_CHECK_S)
+        if lease.sweep_id in self._released:
+            raise LeaseLost(f"sweep {lease.sweep_id} has ended")
         if self._lease is None:
             self._lease = lease
             self._spawn(self._watch_owner(lease))
@@ -181,7 +187,8 @@ class Evaluator:
         return self._facts
 
     async def release(self, sweep_id: str) -> None:
-        """End the sweep's trial, if one runs, and let others have the evaluator."""
+        """End the sweep's trial, if one runs, and let others have the evaluator, for good."""
+        self._released.add(sweep_id)
         if self._lease is not None and self._lease.sweep_id == sweep_id:
             self._end_trial(self._trial)
             self._lease = None

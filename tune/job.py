@@ -83,6 +83,8 @@ def _fit(sweep: Sweep, address: str | None, function: str, recorder: Recorder) -
     seats = config.pool.model_copy(update={"size": config.concurrency or config.pool.size})
     with connected(address), Pool(seats) as pool, tempfile.TemporaryDirectory() as scratch:
         # Importing Ray Tune takes about as long as joining the pool, so both go on at once.
+        import ray.tune
+
         from ebbtide.tune import ray_seam, tuner
 
         base = sweep.trial_base.model_dump(mode="json")
@@ -112,7 +114,10 @@ def _fit(sweep: Sweep, address: str | None, function: str, recorder: Recorder) -
                 audience=recorder,
             )
             pool.wait()
-            made.fit()
+            try:
+                made.fit()
+            except ray.tune.TuneError as error:
+                raise TuneError(f"Ray Tune failed: {error}") from error
 
 
 def _spec(sweep: Sweep) -> dict[str, Any]:

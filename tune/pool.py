@@ -54,7 +54,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-class _EvaluatorActor(Evaluator):
+class EvaluatorActor(Evaluator):
     """An evaluator inside a Ray actor."""
 
     def __init__(self, name: str, code: str) -> None:
@@ -73,7 +73,7 @@ def _find(name: str, namespace: str) -> Any | None:
 
 def _create(name: str, namespace: str, code: str, node_id: str) -> Any:
     return (
-        ray.remote(_EvaluatorActor)
+        ray.remote(EvaluatorActor)
         .options(
             name=name,
             namespace=namespace,

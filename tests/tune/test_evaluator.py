@@ -209,15 +209,20 @@ def test_stop_ends_a_running_trial(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
-    bench: Bench, tmp_path: Path
+    cold_bench: Bench, tmp_path: Path
 ) -> None:
+    bench = cold_bench
     other, third = Lease("other", "other-job"), Lease("third", "third-job")
 
     async def story() -> int:
         waiting = asyncio.create_task(bench.evaluator.acquire(other))
+        gone = asyncio.create_task(bench.evaluator.acquire(Lease("gone", "job")))
         await asyncio.sleep(0)
-        assert not waiting.done()
+        assert not waiting.done() and not gone.done()
+        await bench.evaluator.release("gone")  # it ends while it still waits
         await bench.evaluator.release("sweep")
+        with pytest.raises(LeaseLost):
+            await gone
         await waiting
         with pytest.raises(LeaseLost):
             await bench.evaluator.start("sweep", bench.request("fine"))
@@ -226,8 +231,6 @@ def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
         pid: int = (await bench.evaluator.next_result("other", request.trial_id))["pid"]
         bench.dead_jobs.add("other-job")
         await bench.evaluator.acquire(third)
-        await bench.evaluator.release("third")
-        await bench.evaluator.acquire(LEASE)
         return pid
 
     pid = bench.do(story())
