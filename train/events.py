@@ -2,8 +2,9 @@
 
 Written by the run's driver under ``<run_uri>/events/``, a new set of segments for each driver.
 Promises: a reader sees whole events; a flush replaces the newest segment in one atomic put; a
-storage fault is logged and tried again, and never ends a run. Steps appear once for every time they
-were made: of a step that was made again after a failure, the last one is the one that was kept.
+storage fault is logged and tried again, and never ends a run; a driver that is killed takes at most
+the events of its last moments with it. Steps appear once for every time they were made: of a step
+that was made again after a failure, the last one is the one that was kept.
 """
 
 from __future__ import annotations
@@ -190,15 +191,18 @@ class EventLog:
         self._segment, self._unwritten = bytearray(), False
         self._pending: list[Event] = []
         self._lock, self._flushing = threading.Lock(), threading.Lock()
-        self._closed = threading.Event()
+        self._closed, self._wake = threading.Event(), threading.Event()
         self._interval_s = interval_s
         self._thread = threading.Thread(target=self._run, name="ebbtide-events", daemon=True)
         self._thread.start()
 
     def write(self, events: Iterable[Event]) -> None:
-        """Append; on storage within one flush interval."""
+        """Append; on storage within one flush interval, and at once after a checkpoint."""
+        events = list(events)
         with self._lock:
             self._pending.extend(events)
+        if any(isinstance(event, Checkpoint) for event in events):
+            self._wake.set()
 
     def flush(self) -> bool:
         """Put everything on storage now; False (and a log line) if the storage refused."""
@@ -224,6 +228,7 @@ class EventLog:
         """Flush and stop. A second call does nothing."""
         if not self._closed.is_set():
             self._closed.set()
+            self._wake.set()
             self._thread.join()
             if not self.flush():
                 logger.error("the last events under %s are lost", self._storage.uri)
@@ -240,5 +245,7 @@ class EventLog:
         self.close()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._interval_s):
+        while not self._closed.is_set():
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
             self.flush()
