@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -33,8 +33,26 @@ class Config(BaseModel):
 
 @dataclass(frozen=True)
 class _Document:
+    """What was read, and where each key stands: its line, or the ``--set`` that gave it."""
+
     value: Any
-    lines: Mapping[KeyPath, int]  # 1-based line of each key
+    where: str
+    lines: Mapping[KeyPath, int]  # 1-based
+    overrides: dict[KeyPath, str] = field(default_factory=dict)
+
+    def has(self, path: KeyPath) -> bool:
+        """Whether a key is given."""
+        return path in self.lines or path in self.overrides
+
+    def place(self, path: KeyPath) -> str:
+        """The file and line of a key (or of the nearest key above it), or its ``--set``."""
+        for given, text in self.overrides.items():
+            shorter = min(len(given), len(path))
+            if path and given[:shorter] == path[:shorter]:
+                return f"--set {text}"
+        while path not in self.lines and path:
+            path = path[:-1]
+        return f"{self.where}:{self.lines.get(path, 1)}"
 
 
 class _CoreSchemaLoader(yaml.SafeLoader):
@@ -99,9 +117,9 @@ def _parse(text: str, where: str) -> _Document:
         loader = _CoreSchemaLoader(text)
         root = loader.get_single_node()
         if root is None:
-            return _Document({}, {(): 1})
+            return _Document({}, where, {(): 1})
         walk(root, ())
-        return _Document(loader.construct_document(root), lines)
+        return _Document(loader.construct_document(root), where, lines)
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply, or an alias that holds itself") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -140,20 +158,43 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"known keys: {', '.join(known)}" if known else "no key is known here"
 
 
-def _message(error: ErrorDetails, model: type[BaseModel], document: _Document, where: str) -> str:
+def _message(error: ErrorDetails, model: type[BaseModel], document: _Document) -> str:
     path: KeyPath = tuple(error["loc"])
-    at = path
-    while at and at not in document.lines:
-        at = at[:-1]
-    place = f"{where}:{document.lines.get(at, 1)}"
-    name = dotted(path) or "the file"
     if error["type"] == "extra_forbidden":
         hint = _nearest(str(path[-1]), _known_keys(model, path[:-1]))
-        return f"{place}: {name} is not a known key; {hint}"
+        return f"{document.place(path)}: {dotted(path)} is not a known key; {hint}"
     if error["type"] == "missing":
-        return f"{place}: {name} is missing; add it"
+        return f"{document.place(path)}: {dotted(path)} is missing; add it"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {name}: {message[:1].lower()}{message[1:]} (found {error['input']!r})"
+    if error["type"] == "value_error" and _is_container(error["input"]):
+        named: KeyPath = tuple(message.split(" ", 1)[0].removesuffix(":").split("."))
+        at = named if document.has(named) else path  # a rule between keys names the first of them
+        return f"{document.place(at)}: {message}"
+    found = "" if _is_container(error["input"]) else f" (found {error['input']!r})"
+    name = dotted(path) or "the file"
+    return f"{document.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple | BaseModel)
+
+
+def _coercions(found: Any, valid: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, str]]:
+    """Values that pydantic read as another type than they were written in: text or true as a
+    number, a number or text as a boolean."""
+    if isinstance(found, Mapping):
+        inner = valid.__dict__ if isinstance(valid, BaseModel) else valid
+        if isinstance(inner, Mapping):
+            for key in found.keys() & inner.keys():
+                yield from _coercions(found[key], inner[key], (*path, key))
+    elif isinstance(found, list) and isinstance(valid, list | tuple) and len(found) == len(valid):
+        for index, (item, valid_item) in enumerate(zip(found, valid, strict=True)):
+            yield from _coercions(item, valid_item, (*path, index))
+    elif isinstance(valid, bool):
+        if not isinstance(found, bool):
+            yield path, found, "true or false"
+    elif isinstance(valid, int | float) and isinstance(found, str | bool):
+        yield path, found, "a number"
 
 
 def _apply(document: _Document, assignment: str) -> None:
@@ -161,7 +202,9 @@ def _apply(document: _Document, assignment: str) -> None:
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"--set {assignment}: write KEY.PATH=VALUE")
-    *parents, last = name.strip().split(".")
+    *parents, last = path = name.strip().split(".")
+    if not all(path):
+        raise ConfigError(f"--set {assignment}: write KEY.PATH=VALUE")
     target = document.value
     for part in parents:
         child = target.get(part)
@@ -171,6 +214,7 @@ def _apply(document: _Document, assignment: str) -> None:
             raise ConfigError(f"--set {assignment}: {part} holds no keys")
         target = child
     target[last] = _parse(text, f"--set {name}").value if text.strip() else None
+    document.overrides[tuple(path)] = assignment
 
 
 def parse(text: str, model: type[C], where: str = "config", overrides: Sequence[str] = ()) -> C:
@@ -181,10 +225,17 @@ def parse(text: str, model: type[C], where: str = "config", overrides: Sequence[
     for assignment in overrides:
         _apply(document, assignment)
     try:
-        return model.model_validate(document.value)
+        valid = model.model_validate(document.value)
     except ValidationError as error:
-        faults = [_message(fault, model, document, where) for fault in error.errors()]
+        faults = [_message(fault, model, document) for fault in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(faults))) from error
+    coerced = [
+        f"{document.place(path)}: {dotted(path)}: must be {wanted} (found {found!r})"
+        for path, found, wanted in _coercions(document.value, valid)
+    ]
+    if coerced:
+        raise ConfigError("\n".join(sorted(coerced)))
+    return valid
 
 
 def load(path: str | Path, model: type[C], overrides: Sequence[str] = ()) -> C:

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from ebbtide.platform.config import Config
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
 Uri = Annotated[str, Field(min_length=1)]
 Spec = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``module:function``, imported from the working directory."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import model_validator
 
 from ebbtide.platform.config import Config, dump, load, parse
 from ebbtide.platform.errors import ConfigError
@@ -28,6 +29,12 @@ class Job(Config):
     optimizer: Optimizer = Optimizer(lr=0.1)
     workers: Workers = Workers()
     stages: list[Workers] = []
+
+    @model_validator(mode="after")
+    def _enough_steps(self) -> Job:
+        if self.workers.max > max(self.steps, 1):
+            raise ValueError("workers.max must not exceed steps")
+        return self
 
 
 def refused(text: str, *overrides: str) -> str:
@@ -87,6 +94,25 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: float) -> None:
     assert parse(f"optimizer: {{lr: {text}}}", Job).optimizer.lr == value
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("steps: true\n", "job.yaml:1: steps: must be a number (found True)"),
+        ('steps: "2"\n', "job.yaml:1: steps: must be a number (found '2')"),
+        ("optimizer: {lr: 1_000}\n", "job.yaml:1: optimizer.lr: must be a number"),
+        ("resume: 1\n", "job.yaml:1: resume: must be true or false (found 1)"),
+        ("stages: [{min: '1'}]\n", "job.yaml:1: stages.0.min: must be a number"),
+    ],
+)
+def test_one_type_is_not_read_as_another(text: str, told: str) -> None:
+    assert told in refused(text)
+
+
+def test_a_rule_between_keys_names_the_key_and_its_line_and_shows_no_dump() -> None:
+    message = refused("name: a\nsteps: 5\nworkers:\n  max: 9\n")
+    assert message == "job.yaml:4: workers.max must not exceed steps"
+
+
 @pytest.mark.parametrize("word", ["no", "on", "yes", "off", "012:30", "2026-01-01"])
 def test_words_that_yaml_1_1_would_change_stay_text(word: str) -> None:
     assert parse(f"name: {word}", Job).name == word
@@ -105,7 +131,12 @@ def test_overrides_are_yaml_at_a_dotted_path() -> None:
     ("override", "told"),
     [
         ("steps", "write KEY.PATH=VALUE"),
-        ("stepps=1", "did you mean steps?"),
+        ("..=1", "write KEY.PATH=VALUE"),
+        ("stepps=1", "--set stepps=1: stepps is not a known key; did you mean steps?"),
+        ("optimizr.lr=1", "--set optimizr.lr=1: optimizr is not a known key"),
+        ("steps=2.5", "--set steps=2.5: steps:"),
+        ("steps=true", "--set steps=true: steps: must be a number"),
+        ("workers.max=5", "--set workers.max=5: workers.max must not exceed steps"),
         ("name.x=1", "holds no keys"),
         ("workers.mim=1", "did you mean min?"),
     ],
