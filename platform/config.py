@@ -166,10 +166,9 @@ def _message(error: ErrorDetails, model: type[BaseModel], document: _Document) -
     if error["type"] == "missing":
         return f"{document.place(path)}: {dotted(path)} is missing; add it"
     message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error" and _is_container(error["input"]):
-        named: KeyPath = tuple(message.split(" ", 1)[0].removesuffix(":").split("."))
-        at = named if document.has(named) else path  # a rule between keys names the first of them
-        return f"{document.place(at)}: {message}"
+    named: KeyPath = tuple(message.split(" ", 1)[0].split("."))
+    if error["type"] == "value_error" and document.has(named):
+        return f"{document.place(named)}: {message}"  # a rule between keys, which names the first
     found = "" if _is_container(error["input"]) else f" (found {error['input']!r})"
     name = dotted(path) or "the file"
     return f"{document.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
