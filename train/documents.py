@@ -222,11 +222,12 @@ def _parquet(where: str, path: Path, text_column: str, skips: Skips) -> Iterator
             if text_column not in schema.names:
                 raise DataError(_no_column(where, text_column, schema.names))
             found = schema.field(text_column).type
-            if not (pa.types.is_string(found) or pa.types.is_large_string(found)):
+            plain = found.value_type if isinstance(found, pa.DictionaryType) else found
+            if plain not in (pa.string(), pa.large_string(), pa.string_view()):
                 raise DataError(f"{where}: column {text_column!r} is not text, but {found}")
             number = 0
             for batch in file.iter_batches(_PARQUET_ROWS, columns=[text_column]):
-                for data in batch.column(0).cast(pa.large_binary()).to_pylist():
+                for data in batch.column(0).cast(plain).cast(pa.large_binary()).to_pylist():
                     number += 1
                     yield from _parquet_row(f"{where}: row {number}", data or b"", skips)
     except pa.ArrowException as error:

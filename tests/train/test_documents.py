@@ -99,6 +99,28 @@ def test_parquet(tmp_path: Path) -> None:
     assert skips.counts == Counter(empty=1)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_every_kind_of_text_column(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = pa.array(["one", None, "\u00e9", "one"], pa.string())
+    path = parquet(tmp_path / "a.parquet", text=texts.cast(kind))
+    assert read(path) == ["one", "\u00e9", "one"]
+
+
+def test_a_dictionary_of_numbers_is_not_text(tmp_path: Path) -> None:
+    numbers = pa.array([1, 2]).dictionary_encode()
+    with pytest.raises(DataError, match="not text, but"):
+        read(parquet(tmp_path / "a.parquet", text=numbers))
+
+
 def test_an_unknown_column_names_those_there_are(tmp_path: Path) -> None:
     for path in (
         parquet(tmp_path / "a.parquet", body=["x"], title=["y"]),
