@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ebbtide.platform.errors import DataError, NotFound
+from ebbtide.platform.errors import ConfigError, DataError, NotFound
 from ebbtide.platform.storage import Storage, open_storage
 
 Kind = Literal["text", "jsonl", "json", "parquet"]
@@ -108,10 +108,13 @@ def find_sources(
     """The files of all sources, source by source, each in name order.
 
     ``without`` is a local directory that is never entered (the output). Raises DataError for a
-    source that is missing or closed, or in which no file is wanted.
+    source that is missing or closed, or in which no file is wanted; ConfigError for one that is
+    empty or of a scheme that is not known.
     """
     found: dict[str, SourceFile] = {}
     for source in sources:
+        if not source:
+            raise ConfigError("a source is empty: name a file, a directory or an s3:// URI")
         if source.startswith("s3://"):
             files = list(_s3(source, wanted))
         else:
@@ -136,7 +139,8 @@ def _split_magic(source: str) -> tuple[str, str]:
 
 
 def _local(source: str, wanted: Filter, without: Path | None) -> Iterator[tuple[str, SourceFile]]:
-    path = open_storage(source).uri if source.startswith("file://") else os.path.expanduser(source)
+    is_uri = "://" in source  # of a file, or of a scheme that is refused
+    path = open_storage(source).uri if is_uri else os.path.expanduser(source)
     if os.path.isfile(path):
         yield os.path.realpath(path), SourceFile(path)
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.platform.errors import AccessError, DataError
+from ebbtide.platform.errors import AccessError, ConfigError, DataError
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.sources import Filter, SourceFile, find_sources, matches
@@ -32,6 +32,15 @@ def tree(tmp_path: Path) -> Path:
 
 def names(root: Path, files: list[SourceFile]) -> list[str]:
     return [os.path.relpath(file.name, root) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("", "source is empty"), ("gs://b/x", "scheme 'gs' is not known"), ("http://h/*", "'http'")],
+)
+def test_a_source_that_cannot_be_one(source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_sources([source])
 
 
 def test_a_directory_in_name_order_without_what_is_hidden(tree: Path) -> None:
