@@ -3,7 +3,7 @@
 Layout under a dataset's URI::
 
     index.json                        written last: no index, no dataset
-    tokenizer/                        what transformers.AutoTokenizer loads
+    tokenizer/<sha256>/               what transformers.AutoTokenizer loads
     train/00000-<sha256>.arrow        one Arrow record batch, column ``tokens``: a list per document
     validation/00000-<sha256>.arrow
 
@@ -21,11 +21,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import DataError, NotFound
@@ -36,7 +36,7 @@ IGNORE_LABEL = -100
 _MAX_OPEN_SHARDS = 1024
 
 Split = Literal["train", "validation"]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -62,6 +62,12 @@ class SplitInfo(Config):
     tokens: Count
     shards: tuple[ShardInfo, ...]
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if sum(shard.tokens for shard in self.shards) != self.tokens:
+            raise ValueError("the shards do not add up to its tokens")
+        return self
+
 
 class DatasetIndex(Config):
     """What ``index.json`` holds.
@@ -80,6 +86,13 @@ class DatasetIndex(Config):
     unigram_entropy: Annotated[float, Field(ge=0)]
     skipped: dict[str, Count]
     splits: dict[Split, SplitInfo]
+
+    @model_validator(mode="after")
+    def _has_both_splits(self) -> Self:
+        lacking = [split for split in get_args(Split) if split not in self.splits]
+        if lacking:
+            raise ValueError(f"split {' and '.join(lacking)} is missing")
+        return self
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -104,8 +117,9 @@ def parse_index(data: bytes, uri: str) -> DatasetIndex:
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"]) or "the file"
+        message = fault["msg"].removeprefix("Value error, ")
         raise DataError(
-            f"{uri}/{INDEX_KEY}: {name}: {fault['msg']}; it is damaged or of another version of "
+            f"{uri}/{INDEX_KEY}: {name}: {message}; it is damaged or of another version of "
             "ebbtide: prepare the dataset again into another place"
         ) from error
 
@@ -131,15 +145,16 @@ def read_tokenizer_files(uri: str) -> Mapping[str, bytes]:
     return files
 
 
-def _is_whole(file: StoredFile, data: bytes | memoryview) -> bool:
+def is_whole(file: StoredFile, data: bytes | memoryview) -> bool:
+    """Whether these are the file's bytes, by size and SHA-256."""
     return len(data) == file.size_bytes and sha256(data) == file.sha256
 
 
 def _check(file: StoredFile, data: bytes | memoryview, uri: str) -> None:
-    if not _is_whole(file, data):
+    if not is_whole(file, data):
         raise DataError(
             f"{uri}/{file.key}: is damaged ({len(data)} of {file.size_bytes} bytes, or another "
-            "SHA-256): restore it, or delete it and prepare the dataset again"
+            "SHA-256): restore it or prepare the dataset again"
         )
 
 
@@ -233,7 +248,7 @@ def map_shard(storage: Storage, shard: ShardInfo, cache_dir: Path) -> NDArray[An
             data = _map(Path(storage.uri, shard.key))
         else:
             path = cache_dir / f"{shard.sha256}.arrow"
-            if not path.exists() or not _is_whole(shard, _map(path)):
+            if not path.exists() or not is_whole(shard, _map(path)):
                 storage.get_file(shard.key, path)
             data = _map(path)
     except FileNotFoundError as error:
@@ -247,6 +262,11 @@ def map_shard(storage: Storage, shard: ShardInfo, cache_dir: Path) -> NDArray[An
     column = pa.ipc.open_file(pa.py_buffer(data)).get_batch(0).column(0)
     assert isinstance(column, pa.ListArray)
     values: NDArray[Any] = column.values.to_numpy(zero_copy_only=True)
+    if len(values) != shard.tokens:
+        raise DataError(
+            f"{storage.uri}/{shard.key}: holds {len(values)} tokens, but the index says "
+            f"{shard.tokens}: restore {INDEX_KEY} or prepare the dataset into another place"
+        )
     return values
 
 

@@ -6,7 +6,9 @@ batches, shards and the tokenizer's sample, never by the corpus.
 
 Promises: the same text and settings give the same bytes, wherever the files lie. An output that
 holds anything else is refused untouched; one that holds this very dataset is left as it is; one
-that an interrupted prepare left behind is completed.
+that an interrupted prepare left behind, or whose files are damaged, is completed. Of several that
+prepare into one place at once, the first to write the index wins: every other file's key carries
+its checksum, so that nobody overwrites another's, and a loser removes what it wrote.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +25,14 @@ from typing import Annotated
 from pydantic import Field
 
 from ebbtide.platform.config import Config
-from ebbtide.platform.errors import AlreadyExists, DataError
+from ebbtide.platform.errors import AlreadyExists, DataError, NotFound
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage, probe
 from ebbtide.train.dataset import (
     INDEX_KEY,
     DatasetIndex,
     Split,
     StoredFile,
+    is_whole,
     parse_index,
     sha256,
 )
@@ -54,20 +57,24 @@ TOKENIZER_SAMPLE_BYTES = 64 * 2**20
 _BATCH_BYTES = 2**20  # a second or so of encoding: Ctrl-C waits for no more
 _PROGRESS_BYTES = 2**18
 _MARKER_KEY = "prepare.incomplete"
-_SHARD_KEY = re.compile(r"(train|validation)/\d{5,}-[0-9a-f]{12}\.arrow")
+_OWN_KEY = re.compile(
+    r"(train|validation)/\d{5,}-[0-9a-f]{12}\.arrow|tokenizer/[0-9a-f]{12}/[a-z_]+\.(json|jinja)"
+)
 _SPLITS: tuple[Split, ...] = ("train", "validation")
+
+Text = Annotated[str, Field(min_length=1)]
 
 
 class PrepareConfig(Config):
     """What is prepared, where to, and how. ``tokenizer`` None trains one of ``vocab_size``."""
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]
-    out: Annotated[str, Field(min_length=1)]
-    tokenizer: str | None = None
-    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)] = 4096
-    text_column: str = "text"
-    globs: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
+    sources: Annotated[tuple[Text, ...], Field(min_length=1)]
+    out: Text
+    tokenizer: Text | None = None
+    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**20)] = 4096
+    text_column: Text = "text"
+    globs: tuple[Text, ...] = ()
+    excludes: tuple[Text, ...] = ()
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     max_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -91,14 +98,6 @@ class _Found:
     sizes: dict[str, int]  # of every object, by key
     index: DatasetIndex | None
 
-    def is_whole(self) -> bool:
-        """Whether every file that the index names is there in its size."""
-        if self.index is None:
-            return False
-        shards = (shard for split in self.index.splits.values() for shard in split.shards)
-        files: list[StoredFile] = [*self.index.tokenizer, *shards]
-        return all(self.sizes.get(file.key) == file.size_bytes for file in files)
-
 
 def prepare(config: PrepareConfig, on_progress: Progress = lambda *_: None) -> PrepareResult:
     """Prepare a dataset. Raises DataError for text that cannot be used, AlreadyExists for an output
@@ -107,36 +106,76 @@ def prepare(config: PrepareConfig, on_progress: Progress = lambda *_: None) -> P
     without = Path(storage.uri) if isinstance(storage, LocalStorage) else None
     files = find_sources(config.sources, Filter(config.globs, config.excludes), without)
     found = _inspect(storage)
+    given = load_tokenizer(config.tokenizer) if config.tokenizer else None
     if found.index is None:
         probe(storage)
-    given = load_tokenizer(config.tokenizer) if config.tokenizer else None
 
     skips = Skips(config.strict)
     surveyed = _survey(config, files, skips, on_progress)
     digest = _inputs_digest(config, surveyed, given)
     if found.index is not None:
         if found.index.inputs_digest != digest:
-            raise AlreadyExists(
-                f"{config.out}: already holds a dataset of other text or settings; "
-                "nothing was changed: choose another place"
-            )
-        if found.is_whole():
-            if _MARKER_KEY in found.sizes:  # interrupted after the index was written
-                _clean(storage, found, found.index)
+            raise AlreadyExists(_other_dataset(config))
+        faults = _faults(storage, found.sizes, found.index)
+        if not faults:
+            _clean(storage, found.sizes, found.index)
             return PrepareResult(config.out, found.index, already=True)
-        logger.warning("%s: files of this dataset are missing: writing them again", config.out)
+        logger.warning("%s: %s: preparing again", config.out, _in_short(faults))
 
     storage.put(_MARKER_KEY, b"written over by the next prepare\n")
     tokenizer = given or _train(config, surveyed, on_progress)
     index = _write(config, storage, files, surveyed, tokenizer, digest, skips, on_progress)
     data = index.model_dump_json(indent=2).encode() + b"\n"
-    storage.put(INDEX_KEY, data, if_absent=found.index is None)
-    _clean(storage, found, index)
+    try:
+        storage.put(INDEX_KEY, data, if_absent=found.index is None)
+    except AlreadyExists as error:
+        winner = parse_index(storage.get(INDEX_KEY), config.out)
+        _clean(storage, [*_files(index), _MARKER_KEY], winner)
+        if winner.inputs_digest != digest:
+            raise AlreadyExists(_other_dataset(config)) from error
+        return PrepareResult(config.out, winner, already=True)
+    _clean(storage, [*found.sizes, _MARKER_KEY], index)
     return PrepareResult(config.out, index, already=False)
 
 
+def _other_dataset(config: PrepareConfig) -> str:
+    return (
+        f"{config.out}: already holds a dataset of other text or settings; "
+        "nothing was changed: choose another place"
+    )
+
+
+def _files(index: DatasetIndex) -> dict[str, StoredFile]:
+    """Every file that an index names, by key."""
+    shards = (shard for split in index.splits.values() for shard in split.shards)
+    return {file.key: file for file in (*index.tokenizer, *shards)}
+
+
+def _faults(storage: Storage, sizes: Mapping[str, int], index: DatasetIndex) -> list[str]:
+    """What is wrong with the files that an index names."""
+    faults = []
+    for key, file in _files(index).items():
+        try:
+            if key not in sizes:
+                faults.append(f"{key} is missing")
+            elif sizes[key] != file.size_bytes or not is_whole(file, storage.get(key)):
+                faults.append(f"{key} is damaged")
+        except NotFound:  # deleted since the listing
+            faults.append(f"{key} is missing")
+    return faults
+
+
+def _in_short(faults: Sequence[str], most: int = 5) -> str:
+    more = [f"{len(faults) - most} more"] * (len(faults) > most)
+    return ", ".join([*faults[:most], *more])
+
+
 def _inspect(storage: Storage) -> _Found:
-    sizes = {info.key: info.size_bytes for info in storage.list()}
+    sizes = {
+        info.key: info.size_bytes
+        for info in storage.list()
+        if not info.key.startswith(".probe-")  # of another prepare that begins
+    }
     refused = f"{storage.uri}: already holds other data ({next(iter(sizes), '')}, ...); "
     refused += "nothing was changed: choose an empty place"
     if INDEX_KEY in sizes:
@@ -198,12 +237,7 @@ def _write(
     skips: Skips,
     on_progress: Progress,
 ) -> DatasetIndex:
-    tokenizer_files = []
-    for name, data in sorted(tokenizer.files.items()):
-        key = f"tokenizer/{name}"
-        storage.put(key, data)
-        tokenizer_files.append(StoredFile(key=key, size_bytes=len(data), sha256=sha256(data)))
-
+    tokenizer_files = _store_tokenizer(storage, tokenizer)
     writers = {
         split: SplitWriter(
             storage, split, tokenizer.vocab_size, tokenizer.eos_id, config.shard_tokens
@@ -231,12 +265,23 @@ def _write(
         inputs_digest=inputs_digest,
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
-        tokenizer=tuple(tokenizer_files),
+        tokenizer=tokenizer_files,
         corpus_bytes=surveyed.corpus_bytes,
         unigram_entropy=unigram_entropy(writers["train"].counts + writers["validation"].counts),
         skipped=dict(sorted(skips.counts.items())),
         splits=splits,
     )
+
+
+def _store_tokenizer(storage: Storage, tokenizer: TextTokenizer) -> tuple[StoredFile, ...]:
+    files = sorted(tokenizer.files.items())
+    digest = sha256(repr([(name, sha256(data)) for name, data in files]).encode())
+    stored = []
+    for name, data in files:
+        key = f"tokenizer/{digest[:12]}/{name}"
+        storage.put(key, data)
+        stored.append(StoredFile(key=key, size_bytes=len(data), sha256=sha256(data)))
+    return tuple(stored)
 
 
 def _digested(pieces: Iterable[Piece], digest: TextDigest) -> Iterator[Piece]:
@@ -272,10 +317,9 @@ def _batches(pieces: Iterable[tuple[Split, Piece]]) -> Iterator[list[tuple[Split
         yield batch
 
 
-def _clean(storage: Storage, found: _Found, index: DatasetIndex) -> None:
-    """Remove the marker, and shards of an interrupted prepare that the index does not name."""
-    named = {shard.key for split in index.splits.values() for shard in split.shards}
-    for key in found.sizes:
-        if _SHARD_KEY.fullmatch(key) and key not in named:
+def _clean(storage: Storage, keys: Iterable[str], index: DatasetIndex) -> None:
+    """Remove those of ``keys`` that only a prepare writes and that the index does not name."""
+    named = _files(index)
+    for key in keys:
+        if key == _MARKER_KEY or (_OWN_KEY.fullmatch(key) and key not in named):
             storage.delete(key)
-    storage.delete(_MARKER_KEY)

@@ -131,6 +131,35 @@ def test_a_damaged_index(tmp_path: Path, damage: str) -> None:
         read_index(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": {}}, "split train and validation is missing"),
+        ({"splits": {"train": {"documents": 0, "tokens": 0, "shards": []}}}, "validation is miss"),
+        ({"splits": {"train": {"documents": 1, "tokens": 9, "shards": []}}}, "do not add up"),
+        ({"vocab_size": 0}, "vocab_size"),
+    ],
+)
+def test_an_impossible_index_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    write_dataset(str(tmp_path), [[1, 2, 3]])
+    path = tmp_path / INDEX_KEY
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=message):
+        TokenDataset(str(tmp_path), "validation", 2)
+
+
+def test_a_shard_of_another_length_than_the_index_says(tmp_path: Path) -> None:
+    write_dataset(str(tmp_path), [[1, 2, 3]])
+    path = tmp_path / INDEX_KEY
+    index = json.loads(path.read_text())
+    index["splits"]["train"]["tokens"] = index["splits"]["train"]["shards"][0]["tokens"] = 6
+    path.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"train/00000-.*holds 4 tokens, but the index says 6"):
+        TokenDataset(str(tmp_path), "train", 2).sequence(0)
+
+
 def test_an_index_of_another_version_is_named(tmp_path: Path) -> None:
     write_dataset(str(tmp_path), [[1, 2]])
     index = json.loads((tmp_path / INDEX_KEY).read_text())

@@ -207,12 +207,75 @@ def test_missing_shards_are_written_again(corpus: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("kind", ["train/*", "tokenizer/*/tokenizer.json"])
+def test_a_flipped_bit_is_named_and_written_again(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    run(corpus, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    path = next((tmp_path / "out").glob(kind))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert not run(corpus, tmp_path / "out").already
+    assert f"{path.relative_to(tmp_path / 'out')} is damaged" in caplog.text
+    assert contents(tmp_path / "out") == before
+
+
+def race(
+    loser: Path, winner: Path, tmp_path: Path, stage: str, **of_winner: Any
+) -> tuple[PrepareResult | AlreadyExists, PrepareResult]:
+    """Prepare ``winner`` from start to end while ``loser`` is at ``stage``, both into ``out``."""
+    results: list[PrepareResult] = []
+
+    def overtake(now: str, done_bytes: int, total_bytes: int | None) -> None:
+        if now == stage and not results:
+            results.append(run(winner, tmp_path / "out", shard_tokens=400, **of_winner))
+
+    config = PrepareConfig(
+        sources=(str(loser),), out=str(tmp_path / "out"), vocab_size=280, shard_tokens=400
+    )
+    try:
+        return prepare(config, overtake), results[0]
+    except AlreadyExists as error:
+        return error, results[0]
+
+
+@pytest.mark.parametrize("stage", ["read", "train tokenizer", "encode"])
+def test_of_two_at_once_the_loser_changes_nothing(corpus: Path, tmp_path: Path, stage: str) -> None:
+    (tmp_path / "other").mkdir()
+    for number in range(30):
+        (tmp_path / f"other/{number}.txt").write_text(f"quite another text, the {number}th of it")
+    lost, won = race(corpus, tmp_path / "other", tmp_path, stage)
+    assert isinstance(lost, AlreadyExists) and "other text or settings" in str(lost)
+    assert won.index == read_index(str(tmp_path / "out"))
+    run(tmp_path / "other", tmp_path / "alone", shard_tokens=400)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("stage", ["read", "encode"])
+def test_two_at_once_of_the_same_text_both_succeed(
+    corpus: Path, tmp_path: Path, stage: str
+) -> None:
+    lost, won = race(corpus, corpus, tmp_path, stage)
+    assert isinstance(lost, PrepareResult) and lost.already and not won.already
+    run(corpus, tmp_path / "alone", shard_tokens=400)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_a_probe_of_another_prepare_is_no_data(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.probe-1-ab").write_text("ebbtide")
+    assert not run(corpus, tmp_path / "out").already
+
+
 def test_a_given_tokenizer(corpus: Path, tmp_path: Path) -> None:
     first = run(corpus, tmp_path / "one")
-    given = tmp_path / "one/tokenizer"
+    (given,) = (tmp_path / "one/tokenizer").iterdir()
     second = run(corpus, tmp_path / "two", tokenizer=str(given))
     assert second.index.vocab_size == first.index.vocab_size
-    assert filecmp.cmp(given / "tokenizer.json", tmp_path / "two/tokenizer/tokenizer.json", False)
+    (kept,) = (tmp_path / "two/tokenizer").iterdir()
+    assert filecmp.cmp(given / "tokenizer.json", kept / "tokenizer.json", False)
     assert decoded(tmp_path / "one", "train") == decoded(tmp_path / "two", "train")
 
 
