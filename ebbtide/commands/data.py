@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from ebbtide.train.prepare import PrepareResult
+    from ebbtide.train.prepare import PrepareConfig, PrepareResult
 
 app = typer.Typer(help="Prepare text for training.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -55,15 +55,9 @@ def prepare(
 
     Example: [bold]ebbtide data prepare src --glob '**/*.py' --exclude tests --out data/src[/bold]
     """
-    from ebbtide.platform.errors import ConfigError
-    from ebbtide.train.prepare import PrepareConfig
     from ebbtide.train.prepare import prepare as run
 
-    if not 0 < validation_fraction < 1:
-        raise ConfigError(
-            f"--validation-fraction {validation_fraction}: must be above 0 and below 1"
-        )
-    config = PrepareConfig(
+    config = _config(
         sources=tuple(sources),
         out=out,
         tokenizer=tokenizer,
@@ -84,6 +78,25 @@ def prepare(
         typer.echo(json.dumps(report, indent=2))
     else:
         _print(report)
+
+
+def _config(**options: Any) -> PrepareConfig:
+    """The options as a configuration. Raises ConfigError with every fault, one a line."""
+    from pydantic import ValidationError
+
+    from ebbtide.platform.errors import ConfigError
+    from ebbtide.train.prepare import PrepareConfig
+
+    flags = {"sources": "SOURCE", "globs": "--glob", "excludes": "--exclude"}
+    try:
+        return PrepareConfig(**options)
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors():
+            name = str(fault["loc"][0])
+            flag = flags.get(name) or "--" + name.replace("_", "-")
+            faults.append(f"{flag} {fault['input']!r}: {fault['msg']}")
+        raise ConfigError("\n".join(faults)) from error
 
 
 class _Bar:

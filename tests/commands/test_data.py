@@ -83,6 +83,34 @@ def test_usage(tmp_path: Path, ebbtide: Ebbtide) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--out", ""),
+        ("--seed", "9" * 23),
+        ("--vocab-size", "9" * 23),
+        ("--vocab-size", str(2**20 + 1)),
+        ("--tokenizer", ""),
+        ("--tokenizer", "gs://b/x"),
+        ("--glob", ""),
+        ("--exclude", ""),
+        ("--text-column", ""),
+        ("--validation-fraction", "nan"),
+        ("SOURCE", ""),
+        ("SOURCE", "gs://b/x"),
+    ],
+)
+def test_an_impossible_option_is_named_and_nothing_written(
+    corpus: Path, tmp_path: Path, ebbtide: Ebbtide, flag: str, value: str
+) -> None:
+    given = [value] if flag == "SOURCE" else [flag, value]
+    code, stdout, stderr = ebbtide(str(corpus), "--out", str(tmp_path / "out"), *given)
+    assert (code, stdout) == (2, "")
+    assert ("'gs' is not known" if value.startswith("gs") else flag) in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_help_has_an_example(ebbtide: Ebbtide) -> None:
     code, stdout, _ = ebbtide("--help")
     assert code == 0
