@@ -79,7 +79,7 @@ def train(
     catalogue = load_catalogue(config.cost.catalogue)
     run = open_storage(config.run_uri)
     probe(run)
-    with RunLock(run):
+    with RunLock(run) as lock:
         history = History(read_events(run))
         start = newest(run)
         if start is not None and start.step >= config.steps:
@@ -89,7 +89,7 @@ def train(
         first_step = start.step if start is not None else 0
         books = Bookkeeping(config.cost, catalogue, clock.time(), first_step)
         with connected(address), _open(config, run, history, books, clock, on_progress) as driver:
-            _fit(config, driver)
+            _fit(config, driver, lock)
     return _result(config, history, config.steps, driver, was_finished=False)
 
 
@@ -157,7 +157,7 @@ def _open(
             ledger.write(records.Finished(time_s=now_s, status=status))
 
 
-def _fit(config: TrainConfig, driver: Driver) -> None:
+def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 
     from ebbtide.platform.ray_seam import ElasticTrainer, hook_environment, rank_errors
@@ -174,7 +174,7 @@ def _fit(config: TrainConfig, driver: Driver) -> None:
             train_function(RankSpec(config, os.getcwd(), passed_on)),
             scaling=Scaling(config.run_uri, Limits(workers.min, workers.max)),
             judge=Judge(config.run_uri, workers.max_failures),
-            tick=driver.tick,
+            tick=lock.watched(driver.tick),
             scaling_config=ScalingConfig(
                 num_workers=(workers.min, workers.max),
                 use_gpu=workers.gpus > 0,

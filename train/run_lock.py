@@ -1,20 +1,26 @@
 """One driver a run: a lock object in the run's storage, kept alive by its holder.
 
 Promises: of two drivers, on one cluster or on two, the second is refused within a few beats and
-changes nothing; the lock of a driver that died is taken over after a few beats without change. No
-clock is compared: a lock is alive if it changes while it is watched. (A holder that stalls for
-longer than that is not fenced off; the commit of checkpoints stays atomic either way.)
+changes nothing; the lock of a driver that died, and one that cannot be read, is taken over after a
+few beats without change, by exactly one of those who wait for it. No clock is compared: a lock is
+alive if it changes while it is watched. A holder that stalls for longer than that finds the lock
+taken when it wakes, and ends; the commit of checkpoints stays atomic either way.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
 import logging
 import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from types import TracebackType
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import AlreadyExists, ClusterError, EbbtideError, NotFound
@@ -27,6 +33,17 @@ _BEAT_S = 3.0
 _PATIENCE_BEATS = 4
 
 
+class _Holder(BaseModel):
+    """What a lock says of the driver that holds it."""
+
+    model_config = ConfigDict(strict=True)
+
+    host: str
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    token: str
+    beat: int
+
+
 class RunLock:
     """``with RunLock(storage):`` the run is this driver's. Raises ClusterError if it is taken."""
 
@@ -37,10 +54,11 @@ class RunLock:
         self._token = uuid.uuid4().hex
         self._beats = 0
         self._released = threading.Event()
+        self._lost_to: str | None = None
         self._thread = threading.Thread(target=self._keep, name="ebbtide-lock", daemon=True)
 
     def __enter__(self) -> RunLock:
-        self._acquire()
+        self._hold(_KEY)
         self._thread.start()
         return self
 
@@ -53,67 +71,122 @@ class RunLock:
         self._released.set()
         self._thread.join()
         try:
-            if self._is_mine():
+            if self._is_mine(self._read(_KEY)):
                 self._run.delete(_KEY)
         except EbbtideError as fault:
             logger.warning("the run's lock could not be removed: %s", fault)
 
-    def _acquire(self) -> None:
+    def check(self) -> None:
+        """Raise ClusterError if another driver has taken the run over meanwhile."""
+        if self._lost_to is not None:
+            raise ClusterError(
+                f"{self._run.uri}: this driver stalled and the run was taken over by another one "
+                f"({self._lost_to}); leave the run to that one, or stop it and submit again"
+            )
+
+    def watched(self, act: Callable[[], None]) -> Callable[[], None]:
+        """``act`` after a :meth:`check`."""
+
+        def checked() -> None:
+            self.check()
+            act()
+
+        return checked
+
+    def _hold(self, key: str) -> None:
+        """Put our content at ``key``, if need be in place of a holder that died.
+
+        Who may replace a dead holder is settled by a claim, an object that is named after what the
+        dead one left and is held the same way: a claimant can die, too.
+        """
         while True:
             try:
-                self._run.put(_KEY, self._content(), if_absent=True)
+                self._run.put(key, self._content(), if_absent=True)
                 return
             except AlreadyExists:
-                self._await_death()
+                left = self._await_death(key)
+            if left is None:
+                continue
+            claim = f"{_KEY}.claim-{hashlib.sha256(left).hexdigest()[:32]}"
+            self._hold(claim)
+            try:
+                if self._read(key) == left:  # else another claimant was faster
+                    logger.warning("%s: the driver before is gone; taking over", self._run.uri)
+                    self._run.put(key, self._content())
+                    return
+            finally:
+                self._run.delete(claim)
 
-    def _await_death(self) -> None:
-        """Remove the lock that is there if it does not change for a while, else ClusterError."""
-        seen = self._read()
+    def _await_death(self, key: str) -> bytes | None:
+        """What a holder that does not beat has left; None if it let go. Else ClusterError."""
+        seen = self._read(key)
         for _ in range(_PATIENCE_BEATS):
             if seen is None or _is_dead_here(seen):
                 break
             self._clock.sleep(self._beat_s)
-            if (now := self._read()) is not None and now != seen:
-                holder = json.loads(now)
+            now = self._read(key)
+            if now is None:
+                return None
+            if now != seen:
                 raise ClusterError(
-                    f"{self._run.uri}: this run is being trained by another driver (process "
-                    f"{holder['pid']} on {holder['host']}); wait for it, stop it, or give this "
-                    "job another name"
+                    f"{self._run.uri}: this run is being trained by another driver "
+                    f"({_named(now)}); wait for it, stop it, or give this job another name"
                 )
-        else:
-            logger.warning("%s: the driver before is gone; taking the run over", self._run.uri)
-        self._run.delete(_KEY)
+        return seen
 
-    def _read(self) -> bytes | None:
+    def _read(self, key: str) -> bytes | None:
         try:
-            return self._run.get(_KEY)
+            return self._run.get(key)
         except NotFound:
             return None
 
     def _content(self) -> bytes:
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "token": self._token}
-        return json.dumps({**holder, "beat": self._beats}).encode()
+        holder = _Holder(
+            host=socket.gethostname(), pid=os.getpid(), token=self._token, beat=self._beats
+        )
+        return holder.model_dump_json().encode()
 
-    def _is_mine(self) -> bool:
-        content = self._read()
-        return content is not None and json.loads(content)["token"] == self._token
+    def _is_mine(self, content: bytes | None) -> bool:
+        holder = _parsed(content) if content is not None else None
+        return holder is not None and holder.token == self._token
 
     def _keep(self) -> None:
-        while not self._released.wait(self._beat_s):
-            self._beats += 1
+        while self._lost_to is None and not self._released.wait(self._beat_s):
             try:
-                self._run.put(_KEY, self._content())
+                self._beat()
             except EbbtideError as error:
                 logger.warning("the run's lock could not be kept alive: %s", error)
+
+    def _beat(self) -> None:
+        """Change the lock, or put it back if it was removed, or see that it is another's."""
+        found = self._read(_KEY)
+        if found is not None and not self._is_mine(found):
+            self._lost_to = _named(found)
+            return
+        self._beats += 1
+        with contextlib.suppress(AlreadyExists):  # the next beat sees whose it is
+            self._run.put(_KEY, self._content(), if_absent=found is None)
+
+
+def _parsed(content: bytes) -> _Holder | None:
+    try:
+        return _Holder.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _named(content: bytes) -> str:
+    holder = _parsed(content)
+    return f"process {holder.pid} on {holder.host}" if holder else f"its {_KEY} cannot be read"
 
 
 def _is_dead_here(content: bytes) -> bool:
     """Whether the holder was a process of this host that is no more."""
-    holder = json.loads(content)
-    if holder["host"] != socket.gethostname():
+    holder = _parsed(content)
+    if holder is None or holder.host != socket.gethostname():
         return False
     try:
-        os.kill(holder["pid"], 0)
+        os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:

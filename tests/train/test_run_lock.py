@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,107 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_taken(tmp_path: Path) -> No
     run.put(KEY, foreign(1))
     with RunLock(run, Busy(lambda: run.delete(KEY))):
         assert json.loads(run.get(KEY))["host"] != "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage",
+        b"\xff",
+        b"[]",
+        b'{"other": 1}',
+        b'{"host": "elsewhere", "pid": "x", "token": "t", "beat": 1}',
+        b'{"host": "elsewhere", "pid": 0, "token": "t", "beat": 1}',
+    ],
+)
+def test_a_lock_that_cannot_be_read_is_one_that_does_not_beat(
+    tmp_path: Path, content: bytes
+) -> None:
+    run = LocalStorage(tmp_path)
+    run.put(KEY, content)
+    clock = FakeClock()
+    with RunLock(run, clock, beat_s=3.0):
+        assert json.loads(run.get(KEY))["host"]
+    assert clock.now_s == 12.0
+    assert run.list() == []
+
+
+def dead_here(run: LocalStorage) -> bytes:
+    """The lock of a process of this host that is no more."""
+    with RunLock(run):
+        content = json.loads(run.get(KEY))
+    return json.dumps({**content, "pid": 2**22 + 1}).encode()
+
+
+def test_of_many_who_see_one_dead_lock_one_takes_it(tmp_path: Path) -> None:
+    run = LocalStorage(tmp_path)
+    left = dead_here(run)
+    for _ in range(10):
+        run.put(KEY, left)
+        together, settled = threading.Barrier(4), threading.Barrier(4)
+
+        def drive(together: threading.Barrier, settled: threading.Barrier) -> bool:
+            together.wait()
+            try:
+                with RunLock(run, beat_s=0.05) as lock:
+                    settled.wait()
+                    lock.check()
+                    return True
+            except ClusterError:
+                settled.wait()
+                return False
+
+        with ThreadPoolExecutor(4) as pool:
+            tried = [pool.submit(drive, together, settled) for _ in range(4)]
+        assert sorted(each.result() for each in tried) == [False, False, False, True]
+        assert run.list() == []
+
+
+def test_one_who_claims_late_leaves_the_new_lock_alone(tmp_path: Path) -> None:
+    run = LocalStorage(tmp_path)
+    run.put(KEY, foreign(1))
+    waits = iter(range(100))
+    clock = Busy(lambda: run.put(KEY, foreign(2 + wait)) if (wait := next(waits)) > 4 else None)
+
+    class Late(LocalStorage):
+        def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+            super().put(key, data, if_absent=if_absent)
+            if "claim" in key:  # another was here between what was seen and this claim
+                super().put(KEY, foreign(7))
+
+    with pytest.raises(ClusterError, match="elsewhere"), RunLock(Late(tmp_path), clock):
+        pytest.fail("the lock of a faster one was taken")
+    assert [info.key for info in run.list()] == [KEY]
+
+
+def test_a_claim_whose_owner_died_is_taken_over_too(tmp_path: Path) -> None:
+    run = LocalStorage(tmp_path)
+    run.put(KEY, foreign(1))
+
+    class Killed(LocalStorage):
+        def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+            if key == KEY and not if_absent:
+                raise KeyboardInterrupt
+            super().put(key, data, if_absent=if_absent)
+
+        def delete(self, key: str) -> None:
+            pass
+
+    with pytest.raises(KeyboardInterrupt), RunLock(Killed(tmp_path), FakeClock()):
+        pytest.fail("it was killed before")
+    assert len(run.list()) == 2
+    with RunLock(run, FakeClock()):
+        assert json.loads(run.get(KEY))["host"] != "elsewhere"
+
+
+def test_a_driver_whose_lock_was_taken_ends_and_leaves_it(tmp_path: Path) -> None:
+    run, ran = LocalStorage(tmp_path), []
+    with RunLock(run, beat_s=0.02) as lock:
+        tick = lock.watched(lambda: ran.append(1))
+        tick()
+        run.put(KEY, foreign(1))
+        lock._thread.join(5)
+        with pytest.raises(ClusterError, match="taken over by another one .process 1 on elsewhere"):
+            tick()
+    assert ran == [1]
+    assert run.get(KEY) == foreign(1)
