@@ -12,6 +12,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import json
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ebbtide.platform.errors import ConfigError, NotFound
+from ebbtide.platform.errors import ConfigError, EbbtideError, NotFound
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
 from ebbtide.train.config import ModelConfig
 
@@ -73,13 +74,13 @@ def check_model(config: ModelConfig, vocab_size: int, sequence_length: int) -> N
     if config.loss is not None:
         resolve(config.loss)
     if config.factory is not None:
-        resolve(config.factory)
+        _resolve_factory(config.factory)
         return
     assert config.source is not None
     with _fetched(config.source, config.weights) as folder:
-        found = _read_config(config.source, folder)
-    _require_vocabulary(found.get_text_config().vocab_size, vocab_size)
-    context = getattr(found.get_text_config(), "max_position_embeddings", None)
+        text = _text_config(config.source, _read_config(config.source, folder))
+    _require_vocabulary(text.vocab_size, vocab_size)
+    context = getattr(text, "max_position_embeddings", None)
     if context is not None and sequence_length > context:
         raise ConfigError(
             f"data.sequence_length is {sequence_length}, but {config.source} has positions for "
@@ -98,15 +99,23 @@ def config_json(model: nn.Module) -> str | None:
 
 
 def _from_factory(spec: str, vocab_size: int) -> nn.Module:
-    factory = resolve(spec)
-    try:
-        inspect.signature(factory).bind(vocab_size=vocab_size)
-    except TypeError as error:
-        raise ConfigError(f"{spec} must take vocab_size as a keyword: {error}") from error
-    model = factory(vocab_size=vocab_size)
+    model = _resolve_factory(spec)(vocab_size=vocab_size)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _resolve_factory(spec: str) -> Callable[..., Any]:
+    factory = resolve(spec)
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some of what is written in C has none
+        return factory
+    try:
+        signature.bind(vocab_size=1)
+    except TypeError as error:
+        raise ConfigError(f"{spec} must take vocab_size as a keyword: {error}") from error
+    return factory
 
 
 def _from_source(source: str, weights: str) -> nn.Module:
@@ -120,9 +129,12 @@ def _from_source(source: str, weights: str) -> nn.Module:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             else:
                 model = _load_weights(source, folder, config)
-        except ValueError as error:
+        except EbbtideError:
+            raise
+        except Exception as error:  # whatever a wrong value leads to
             raise ConfigError(
-                f"{source}: transformers cannot build a causal LM from it: {error}"
+                f"{source}: transformers cannot build a causal LM from it: "
+                f"{_reason(error, source, folder)}"
             ) from error
     return cast(nn.Module, model)
 
@@ -148,12 +160,57 @@ def _load_weights(source: str, folder: Path, config: Any) -> Any:
 
 
 def _read_config(source: str, folder: Path) -> Any:
+    """The configuration of a causal LM, else ConfigError."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError, KeyError) as error:
-        raise ConfigError(f"{source}: not a model configuration: {error}") from error
+        if not isinstance(json.loads((folder / _CONFIG).read_bytes()), dict):
+            raise ValueError("it is not a JSON object")
+        config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # whatever a wrong value leads to
+        raise ConfigError(
+            f"{source}: not a model configuration: {_reason(error, source, folder)}"
+        ) from error
+    _require_causal_lm(source, config)
+    return config
+
+
+def _require_causal_lm(source: str, config: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind = type(config)
+    if kind not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(
+            f"{source}: model_type {config.model_type} is not a causal LM of transformers; give "
+            "one that is (llama, gpt2, qwen3, ...), or a model.factory"
+        )
+    looks_ahead = (
+        getattr(config, "is_decoder", None) is False
+        and not getattr(config, "is_encoder_decoder", False)
+        and kind in AutoModelForMaskedLM._model_mapping
+    )
+    if looks_ahead:
+        raise ConfigError(
+            f"{source}: model_type {config.model_type} is an encoder, not a causal LM: its tokens "
+            "see those after them; set is_decoder to true in it, or give a causal LM"
+        )
+
+
+def _text_config(source: str, config: Any) -> Any:
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise ConfigError(f"{source}: more than a causal LM of text: {error}") from error
+    if not isinstance(getattr(text, "vocab_size", None), int):
+        raise ConfigError(f"{source}: the model's vocab_size is not known; put it in")
+    return text
+
+
+def _reason(error: Exception, source: str, folder: Path) -> str:
+    """What the error says, in one line, of the user's path and not of a copy of it."""
+    text = " ".join(str(error).split())
+    text = text.replace(str(folder / _CONFIG), source).replace(str(folder), source)
+    return text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"
 
 
 @contextlib.contextmanager

@@ -86,6 +86,48 @@ def test_sources_that_cannot_be_used(tiny: Tiny, tmp_path: Path) -> None:
     refused("not a model configuration", source=str(tmp_path / "strange.json"))
 
 
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ('{"model_type": "llama", "vocab_size": "x"}', "'vocab_size' expected int, got str"),
+        (
+            '{"model_type": "llama", "hidden_size": 33, "num_attention_heads": 4}',
+            "33. is not a multiple of the number of attention heads",
+        ),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "ZeroDivisionError"),
+        ('{"model_type": ["llama"]}', "not a model configuration"),
+        ('{"model_type": "llama", "torch_dtype": "zork"}', "zork"),
+        ('{"vocab_size": 300}', "model_type"),
+        ("[1]", "not a JSON object"),
+        ('{"model_type": ', "line 1 column"),
+        ('{"model_type": "t5"}', "t5 is not a causal LM"),
+        ('{"model_type": "bert"}', "bert is an encoder, not a causal LM"),
+    ],
+)
+def test_a_wrong_configuration_is_said_of_the_path_that_was_given(
+    tmp_path: Path, content: str, match: str
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    for run in (
+        lambda: check_model(ModelConfig(source=str(path)), 300, 64),
+        lambda: build_model(ModelConfig(source=str(path)), 300, 1),
+    ):
+        with pytest.raises(ConfigError, match=match) as caught:
+            run()
+        assert str(caught.value).startswith(f"{path}: ")
+        assert "ebbtide-model-" not in str(caught.value)
+
+
+def test_causal_models_are_let_through(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for kind in ("gpt_neox", "gpt2", "qwen3", "opt"):
+        path.write_text(json.dumps({"model_type": kind}))
+        check_model(ModelConfig(source=str(path)), 300, 64)
+    path.write_text('{"model_type": "bert", "is_decoder": true}')
+    check_model(ModelConfig(source=str(path)), 300, 64)
+
+
 def test_weights_of_another_shape_are_refused(tiny: Tiny, tmp_path: Path) -> None:
     model = build_model(ModelConfig(source=tiny.model), 300, 3)
     model.save_pretrained(tmp_path)  # type: ignore[operator]
@@ -127,6 +169,12 @@ def test_a_function_of_the_working_directory(here: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             build_model(ModelConfig(factory=f"mine_of_model_test:{name}"), 30, 1)
+        if name != "text":  # which only a call can tell
+            with pytest.raises(ConfigError, match=match):
+                check_model(ModelConfig(factory=f"mine_of_model_test:{name}"), 30, 64)
+    with pytest.raises(ConfigError, match="os:system must take vocab_size"):
+        check_model(ModelConfig(factory="os:system"), 30, 64)
+    check_model(ModelConfig(factory="builtins:dict"), 30, 64)  # has no signature to look at
 
 
 def test_a_module_that_cannot_be_imported(here: Path) -> None:
