@@ -42,6 +42,15 @@ _ACCESS = {
 }
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _LOST = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+_SETTINGS: dict[type[Exception], str] = {
+    botocore.exceptions.ProfileNotFound: "correct or unset AWS_PROFILE",
+    botocore.exceptions.PartialCredentialsError: "set both AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, or neither",
+    botocore.exceptions.ConfigParseError: "correct this file of AWS settings",
+    botocore.exceptions.InvalidRegionError: "correct AWS_REGION",
+    botocore.exceptions.CredentialRetrievalError: "renew the credentials, or set others",
+}
+"""What to do about settings that botocore names itself."""
 
 
 def map_error(error: Exception, where: str) -> EbbtideError:
@@ -64,6 +73,14 @@ def map_error(error: Exception, where: str) -> EbbtideError:
         )
     if isinstance(error, botocore.exceptions.NoRegionError):
         return AccessError(f"{where}: no region; set AWS_REGION")
+    for kind, hint in _SETTINGS.items():
+        if isinstance(error, kind):
+            return AccessError(f"{where}: {str(error).rstrip('.')}; {hint}")
+    if isinstance(error, botocore.exceptions.ParamValidationError):
+        return AccessError(
+            f"{where}: not a bucket's name or a key that S3 takes; correct the URI "
+            "(s3://bucket/prefix; a bucket's name has lower-case letters, digits, '.' and '-')"
+        )
     if isinstance(error, botocore.exceptions.EndpointConnectionError | ValueError):
         return AccessError(f"{where}: {error}; check AWS_ENDPOINT_URL")
     return StorageError(f"{where}: {error}")
@@ -124,9 +141,7 @@ class S3Storage:
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         with self._mapped(f"write {key}"):
-            _client().put_object(
-                Bucket=self._bucket, Key=self._key(key), Body=data, **condition
-            )
+            _client().put_object(Bucket=self._bucket, Key=self._key(key), Body=data, **condition)
 
     def put_file(self, key: str, path: Path) -> None:
         with self._mapped(f"write {key}"):

@@ -172,3 +172,17 @@ def test_a_wrong_endpoint_is_said_plainly(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "not a url")
     with pytest.raises(AccessError, match="check AWS_ENDPOINT_URL"):
         probe(open_storage(f"s3://{s3_server.bucket}"))
+
+
+def test_a_profile_that_is_not_there_is_said_plainly(
+    s3_server: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(AccessError, match=r"nobody.*; correct or unset AWS_PROFILE"):
+        probe(open_storage(f"s3://{s3_server.bucket}"))
+
+
+def test_a_bucket_that_cannot_be_is_said_plainly(s3_server: LocalS3) -> None:
+    with pytest.raises(AccessError, match="s3://no!bucket: .* correct the URI") as caught:
+        probe(open_storage("s3://no!bucket"))
+    assert "regex" not in str(caught.value)
