@@ -36,7 +36,7 @@ def cost(
     source = open_storage(run if storage is None else join(storage, run))
     ledger = read_ledger(source)
     if not ledger.records:
-        raise CostError(f"{source.uri}: no line of the ledger could be read: {ledger.faults[:1]}")
+        raise CostError(_unreadable(source.uri, ledger.faults))
     result = account(ledger.records, time.time())
     if as_json:
         typer.echo(json.dumps(document(source.uri, result, ledger.faults), indent=2))
@@ -173,6 +173,14 @@ def _summary(result: Account) -> list[str]:
             f"({abs(saved) / on_demand:.0%}) {word} than the same node time on demand"
         )
     return lines
+
+
+def _unreadable(run_uri: str, faults: tuple[LedgerFault, ...]) -> str:
+    text = f"{run_uri}: no line of the ledger could be read"
+    if faults:
+        first = faults[0]
+        text += f"; the first is ledger/{first.key}, line {first.line}: {first.reason}"
+    return f"{text}; restore the ledger, or ask for another run"
 
 
 def _say_faults(faults: tuple[LedgerFault, ...]) -> None:

@@ -115,4 +115,5 @@ def test_a_ledger_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     LocalStorage(tmp_path).put("ledger/w-000000.jsonl", b"\xff\xff")
     result = ebbtide("cost", str(tmp_path), "--json")
     assert result.returncode == 10
-    assert "w-000000.jsonl" in result.stderr
+    assert "the first is ledger/w-000000.jsonl, line 1: " in " ".join(result.stderr.split())
+    assert "LedgerFault" not in result.stderr
