@@ -8,10 +8,11 @@ the same text gives the same bytes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ MIN_VOCAB_SIZE = 257
 """Every byte, and the end-of-text token."""
 
 _KNOWN_EOS = (EOS_TOKEN, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+_LEAVE_S = 2.0  # for an interrupted training to stop taking texts
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -66,24 +68,34 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _interruptibly(lambda: tokenizer.train_from_iterator(texts, trainer))
+    _interruptibly(lambda texts: tokenizer.train_from_iterator(texts, trainer), texts)
     data = tokenizer.to_str(pretty=True).encode()
     return _ready(tokenizer, {TOKENIZER_FILE: data}, {}, EOS_TOKEN)
 
 
-def _interruptibly(act: Callable[[], None]) -> None:
-    """Run what may stay in native code for minutes so that Ctrl-C is still answered at once."""
+def _interruptibly(act: Callable[[Iterator[str]], None], texts: Iterable[str]) -> None:
+    """Run what may stay in native code for minutes so that Ctrl-C is still answered at once.
+
+    Then ``texts`` end: a thread that were still taking them would abort the process at its exit.
+    """
     done: Future[None] = Future()
+    interrupted = threading.Event()
 
     def run() -> None:
         try:
-            act()
+            act(itertools.takewhile(lambda _: not interrupted.is_set(), texts))
             done.set_result(None)
         except BaseException as error:  # to the caller, whatever it is
             done.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="train-tokenizer").start()
-    done.result()
+    thread = threading.Thread(target=run, daemon=True, name="train-tokenizer")
+    thread.start()
+    try:
+        done.result()
+    except BaseException:
+        interrupted.set()
+        thread.join(_LEAVE_S)
+        raise
 
 
 def load_tokenizer(uri: str) -> TextTokenizer:
