@@ -7,10 +7,15 @@ vLLM.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
 from ebbtide.serve.config import ServeConfig
@@ -22,11 +27,24 @@ from ebbtide.serve.replica import DecodeServer, PrefillServer
 _MAX_ONGOING_REQUESTS = 10_000
 
 
+def check_options(options: Iterable[str]) -> None:
+    """Raise ConfigError for an option that vLLM does not have, with the nearest that it has."""
+    known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in fields(kind)}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else "see vLLM's engine arguments"
+            raise ConfigError(f"engine.{name} is not an option of vLLM; {hint}")
+
+
 def build(config: ServeConfig, site: Site) -> Any:
-    """The application, not yet running. Raises ConfigError for engine options that vLLM lacks."""
-    configs = {
-        role: _llm_config(llm_config(config, role, site)) for role in site.side_channel_ports
-    }
+    """The application, not yet running. Raises ConfigError for what vLLM does not accept."""
+    try:
+        configs = {
+            role: LLMConfig(**llm_config(config, role, site)) for role in site.side_channel_ports
+        }
+    except ValueError as error:
+        raise ConfigError(f"{config.name}: Ray Serve LLM refuses the engines: {error}") from error
     prefill = build_llm_deployment(
         configs["prefill"], name_prefix="prefill:", deployment_cls=PrefillServer
     )
@@ -48,12 +66,3 @@ def build(config: ServeConfig, site: Site) -> Any:
         llm_deployments={name: decode},
         model_cards={name: to_model_metadata(name, configs["decode"])},
     )
-
-
-def _llm_config(fields: dict[str, Any]) -> LLMConfig:
-    try:
-        config = LLMConfig(**fields)
-        config.get_engine_config()
-    except ValueError as error:
-        raise ConfigError(f"engine: {error}; see vLLM's engine arguments") from error
-    return config

@@ -8,6 +8,8 @@ fails, and after :meth:`Serving.stop`, nothing that it started is left.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -17,7 +19,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from ebbtide.platform.clock import Clock, SystemClock
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.5
+_POLL_S = 1.0
 _WATCH_S = 2.0
 _SAY_EVERY_S = 10.0
 _WARM_UP_TIMEOUT_S = 60.0
@@ -80,6 +82,8 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
     """
     clock = clock or SystemClock()
     deadline_s = clock.monotonic() + config.start_timeout_s
+    if importlib.util.find_spec("vllm") is None:
+        raise ServeError('vLLM is not installed; pip install "ebbtide[cpu]" or "ebbtide[gpu]"')
     resources = contextlib.ExitStack()
     try:
         own = _prepare(config, address, resources)
@@ -114,18 +118,27 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _builder() -> ModuleType:
+    """The module that builds the application; it imports vLLM, which takes many seconds."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    return importlib.import_module("ebbtide.serve.app")
+
+
 def _prepare(
     config: ServeConfig, address: str | None, resources: contextlib.ExitStack
 ) -> LocalCluster | None:
-    """Check port and model, and connect to the cluster; returns it if it is our own."""
+    """Check port, model and options, and connect to the cluster; returns it if it is our own."""
     if address is not None:
         resources.enter_context(cluster.connected(address, ours=False))
         cluster.on_head(ports.require_free, config.http.host, config.http.port)
         cluster.on_head(_check_model, config)
+        _builder().check_options(config.engine)
         return None
     ports.require_free(config.http.host, config.http.port)
     _check_model(config)
     _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
+    _builder().check_options(config.engine)
     own = resources.enter_context(cluster.local_cluster())
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
@@ -168,11 +181,7 @@ def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock:
 @contextlib.contextmanager
 def _deployed(config: ServeConfig) -> Iterator[None]:
     """The application handed to Ray Serve, with Serve itself; both are taken down again."""
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from ray import serve
-
-    from ebbtide.serve.app import build
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if others := serve.status().applications:
@@ -181,7 +190,7 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
             " another cluster"
         )
     site = Site(_absolute(config.model.uri), _side_channels(config), cluster.is_loopback())
-    application = build(config, site)
+    application = _builder().build(config, site)
     try:
         serve.start(
             proxy_location="HeadOnly",
@@ -210,10 +219,11 @@ def _side_channels(config: ServeConfig) -> dict[Role, int]:
 def _progress(name: str) -> startup.Progress:
     import ray
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     try:
         return startup.progress(serve.status().applications.get(name))
-    except ray.exceptions.RayError as error:
+    except (ray.exceptions.RayError, RayServeException) as error:
         raise ServeError(f"{name}: Ray Serve does not answer any more: {error}") from error
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.platform.local_s3 import LocalS3
+from ebbtide.platform.storage import open_storage
 from ebbtide.serve.ports import free_run
 from tests.serve.tiny_model import MAX_MODEL_LEN, write_export
 
@@ -47,12 +49,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def endpoint(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """The trained model, served in fp32 by one prefill and one decode worker."""
+def endpoint(
+    exported: Path, s3_session: LocalS3, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Endpoint]:
+    """The trained model, served from S3 in fp32 by one prefill and one decode worker."""
     folder = tmp_path_factory.mktemp("endpoint")
+    uri = f"s3://{s3_session.bucket}/{folder.name}"
+    _upload(exported, uri, s3_session)
     job = {
         "name": "tide",
-        "model": {"uri": str(exported), "name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN},
+        "model": {"uri": uri, "name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN},
         "http": {"port": free_run(1)},
         "dtype": "fp32",
         "prefill": {"kv_cache_gb": 0.125},
@@ -67,6 +73,7 @@ def endpoint(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            env={**os.environ, **s3_session.environment, "XDG_CACHE_HOME": str(folder)},
         )
     try:
         yield Endpoint(process, _first_line(process, log), log, exported, before)
@@ -77,6 +84,15 @@ def endpoint(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 process.wait(_STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _upload(exported: Path, uri: str, server: LocalS3) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        storage = open_storage(uri)
+        for path in exported.iterdir():
+            storage.put_file(path.name, path)
 
 
 def _first_line(process: subprocess.Popen[str], log: Path) -> str:

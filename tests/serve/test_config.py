@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ebbtide.platform.config import parse
+from ebbtide.platform.config import load, parse
 from ebbtide.platform.errors import ConfigError
 from ebbtide.serve.config import ServeConfig
 
@@ -18,6 +20,11 @@ def test_defaults_are_loopback_cpu_and_one_of_each_role() -> None:
     assert config.prefill.replicas == config.decode.replicas == 1
     assert config.model_name == "tide"
     assert parse("name: a\nmodel: {uri: out, name: b}\n", ServeConfig).model_name == "b"
+
+
+def test_the_example_is_valid() -> None:
+    example = Path(__file__).parents[2] / "examples" / "stdlib-lm" / "serve.yaml"
+    assert load(example, ServeConfig).model_name == "stdlib-lm"
 
 
 @pytest.mark.parametrize(

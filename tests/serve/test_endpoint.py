@@ -315,6 +315,7 @@ def test_what_is_wrong_is_said_before_anything_starts(exported: Path, tmp_path: 
             ([f"model.uri={exported}", used], "cannot listen there"),
             ([free], "no such directory"),
             ([f"model.uri={exported}", free, "decode.replicas=999"], "needs 1000 CPUs"),
+            ([f"model.uri={exported}", free, "engine.max_num_seq=2"], "did you mean max_num_seqs?"),
         ):
             command = [sys.executable, "-m", "ebbtide", "serve", str(job)]
             for override in overrides:

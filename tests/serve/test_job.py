@@ -11,7 +11,7 @@ import pytest
 
 from ebbtide.platform.clock import FakeClock
 from ebbtide.platform.config import parse
-from ebbtide.platform.errors import ClusterError, ConfigError, ServeError
+from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
@@ -82,13 +82,6 @@ def test_on_a_given_cluster(model: Path, tmp_path: Path, cluster: LocalCluster) 
         job.start(config(tmp_path / "nothing"), cluster.address)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServeError, match="in use"):
         job.start(config(model, port=taken.getsockname()[1]), cluster.address)
-
-
-@pytest.mark.ray
-@pytest.mark.vllm
-def test_engine_options_that_vllm_does_not_have(model: Path, cluster: LocalCluster) -> None:
-    with pytest.raises(ConfigError, match="no_such_option"):
-        job.start(config(model, "engine: {no_such_option: 1}"), cluster.address)
 
 
 def test_no_cluster_at_the_address(model: Path) -> None:
