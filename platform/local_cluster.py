@@ -14,7 +14,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ebbtide.platform import child_process
+from ebbtide.platform import child_process, process_session
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
@@ -88,27 +87,6 @@ def _free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _session_processes(session: int) -> list[int]:
-    """Live processes of a session: Ray gives its workers process groups of their own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(sid) == session and state != "Z":
-                    found.append(int(entry.name))
-    return found
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL every process of a node, at once, until none is left."""
-    while alive := _session_processes(process.pid):
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
 def _remove_left_folders(parent: Path) -> None:
     """Remove the folders of clusters whose process is gone (it was killed and could not)."""
     for folder in parent.glob(f"{_FOLDER_PREFIX}*-*"):
@@ -151,7 +129,7 @@ class LocalCluster:
         self._head: subprocess.Popen[bytes] | None = None
         self._control: ControlService | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._dashboard_port = 0
+        self._port = self._dashboard_port = 0
         self._drained: set[str] = set()
         self.address = ""
         self.nodes: list[NodeHandle] = []
@@ -188,7 +166,7 @@ class LocalCluster:
     def stop(self) -> None:
         """End every process and remove every file. May be called more than once."""
         for process in [*self._processes, *([self._head] if self._head else [])]:
-            _kill_session(process)
+            process_session.kill(process)
         self._processes, self._head, self._control, self.nodes = [], None, None, []
         if self._folder != Path():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -235,7 +213,7 @@ class LocalCluster:
 
     def kill(self, node: NodeHandle) -> None:
         """SIGKILL the node: its raylet, its agents and its workers, all at once."""
-        _kill_session(node.process)
+        process_session.kill(node.process)
 
     def restore(self, count: int) -> None:
         """Bring the cluster back to ``count`` usable nodes: end drained ones, add or end others."""
@@ -262,7 +240,7 @@ class LocalCluster:
         """The command lines of all live processes of the cluster; Ray names its workers there."""
         names = []
         for process in [*self._processes, *([self._head] if self._head else [])]:
-            for pid in _session_processes(process.pid):
+            for pid in process_session.processes(process.pid):
                 with contextlib.suppress(OSError):
                     command = Path("/proc", str(pid), "cmdline").read_bytes()
                     names.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
@@ -309,43 +287,48 @@ class LocalCluster:
         ).result()
 
     def _start_head(self) -> None:
-        from ebbtide.platform.ray_seam import ControlService  # late: it imports Ray and torch
+        attempts, deadline_s = 1, self._clock.monotonic() + _START_TIMEOUT_S
+        self._head = self._launch_head()
+        while not self._head_answers():
+            if process_session.has_ended(self._head) and attempts < _START_ATTEMPTS:
+                process_session.kill(self._head)
+                attempts, self._control, self._head = attempts + 1, None, self._launch_head()
+            else:
+                self._expect_running("head", self._head, deadline_s)
+            self._clock.sleep(_POLL_S)
+        self._session = (self._folder / "session_latest").resolve().name
 
-        port, client, self._dashboard_port = _free_ports(3)
-        self.address = f"127.0.0.2:{port}"
-        self._head = self._ray_start(
+    def _launch_head(self) -> subprocess.Popen[bytes]:
+        self._port, client, self._dashboard_port = _free_ports(3)
+        self.address = f"127.0.0.2:{self._port}"
+        return self._ray_start(
             "head",
             self._folder,
             "--head",
             "--num-cpus=0",
             "--node-ip-address=127.0.0.2",
-            f"--port={port}",
+            f"--port={self._port}",
             f"--ray-client-server-port={client}",
             f"--include-dashboard={'true' if self._dashboard else 'false'}",
             "--dashboard-host=127.0.0.1",
             f"--dashboard-port={self._dashboard_port}",
         )
-        deadline_s = self._clock.monotonic() + _START_TIMEOUT_S
-        while not self._listens(port):
-            self._expect_running("head", self._head, deadline_s)
-            self._clock.sleep(_POLL_S)
-        self._control = ControlService(self.address)
-        while not self._control.nodes():
-            self._expect_running("head", self._head, deadline_s)
-            self._clock.sleep(_POLL_S)
-        self._session = (self._folder / "session_latest").resolve().name
 
-    def _listens(self, port: int) -> bool:
-        try:
-            socket.create_connection(("127.0.0.2", port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
+    def _head_answers(self) -> bool:
+        from ebbtide.platform.ray_seam import ControlService  # late: it imports Ray and torch
+
+        if self._control is None:
+            try:
+                socket.create_connection(("127.0.0.2", self._port), timeout=1.0).close()
+            except OSError:
+                return False
+            self._control = ControlService(self.address)
+        return bool(self._control.nodes())
 
     def _expect_running(
         self, name: str, process: subprocess.Popen[bytes], deadline_s: float
     ) -> None:
-        if process.poll() is not None or self._clock.monotonic() > deadline_s:
+        if process_session.has_ended(process) or self._clock.monotonic() > deadline_s:
             log = (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
             raise ClusterError(f"local cluster: {name} did not start:\n{log}")
 
@@ -380,7 +363,8 @@ class LocalCluster:
                 if node is not None and node.alive:
                     ready.append(NodeHandle(each.name, node.node_id, each.labels, each.process))
                     starting.remove(each)
-                elif each.process.poll() is not None and each.attempts < _START_ATTEMPTS:
+                elif process_session.has_ended(each.process) and each.attempts < _START_ATTEMPTS:
+                    process_session.kill(each.process)
                     each.attempts += 1
                     each.process = self._launch(each.index, each.labels)
                 else:

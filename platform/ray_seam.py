@@ -334,7 +334,7 @@ class _Policy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
 
 
 class _FailurePolicy(FailurePolicy):  # type: ignore[misc]  # untyped base
-    """Failures to place or start a group are tried again for ever; ranks' errors are judged."""
+    """Failures to place a group are tried again for ever; those of its ranks are judged."""
 
     def __init__(self, failure_config: FailureConfig, judge: Judge) -> None:
         super().__init__(failure_config)
@@ -342,14 +342,15 @@ class _FailurePolicy(FailurePolicy):  # type: ignore[misc]  # untyped base
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         if isinstance(training_failed_error, ControllerError):
-            transient = isinstance(
-                training_failed_error.controller_failure,
-                WorkerGroupStartupFailedError | WorkerGroupStartupTimeoutError,
-            )
-            return FailureDecision.RETRY if transient else FailureDecision.RAISE
-        if not isinstance(training_failed_error, WorkerGroupError):
-            return FailureDecision.RAISE
-        go_on = self._judge.go_on(rank_errors(training_failed_error))
+            why = training_failed_error.controller_failure
+            if isinstance(why, WorkerGroupStartupFailedError | WorkerGroupStartupTimeoutError):
+                return FailureDecision.RETRY
+            if not isinstance(why, ray.exceptions.RayError):
+                return FailureDecision.RAISE
+            errors: dict[int, Exception] = {0: ProcessLost(f"the group did not come up: {why}")}
+        else:
+            errors = rank_errors(training_failed_error)
+        go_on = bool(errors) and self._judge.go_on(errors)
         return FailureDecision.RETRY if go_on else FailureDecision.RAISE
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -81,8 +82,9 @@ class Driver:
         self._record(events)
         if self._clock.monotonic() - self._nodes_s >= _NODES_INTERVAL_S:
             self._nodes_s = self._clock.monotonic()
-            self._see_nodes(held)
-            self._keep_warm(held)
+            draining = draining_nodes()
+            self._see_nodes(held, draining)
+            self._keep_warm(set(held) - draining.keys())
         if self._on_progress is not None and any(event.kind == "step" for event in events):
             self._on_progress(self.progress())
         self._require_start()
@@ -111,7 +113,7 @@ class Driver:
         for event in events:
             self._tell(event)
 
-    def _see_nodes(self, held: Sequence[str]) -> None:
+    def _see_nodes(self, held: Sequence[str], draining: Mapping[str, float | None]) -> None:
         import ray
 
         alive = {
@@ -119,12 +121,12 @@ class Driver:
             for node in ray.nodes()
             if node["Alive"]
         }
-        records, events = self._books.see(held, alive, draining_nodes(), self._clock.time())
+        records, events = self._books.see(held, alive, draining, self._clock.time())
         for record in records:
             self._ledger.write(record)
         self._record(events)
 
-    def _keep_warm(self, held: Sequence[str]) -> None:
+    def _keep_warm(self, nodes: AbstractSet[str]) -> None:
         """Once steps are made, have each node hold as many idle processes as it may get ranks.
 
         A node that is alone is not restarted from when it is lost.
@@ -132,9 +134,9 @@ class Driver:
         import ray
 
         attempts = self.history.attempts
-        if len(held) < 2 or not attempts or attempts[-1].first_step is None:
+        if len(nodes) < 2 or not attempts or attempts[-1].first_step is None:
             return
-        for node in set(held) - self._warm:
+        for node in nodes - self._warm:
             self._warm.add(node)
             environment = ray.get(self._desk.runtime_env.remote())
             try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform import records
 from ebbtide.platform.clock import Clock, SystemClock
-from ebbtide.platform.errors import EbbtideError, TrainingError
+from ebbtide.platform.errors import ClusterError, EbbtideError, TrainingError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.prices import load_catalogue
 from ebbtide.platform.storage import Storage, open_storage, probe
@@ -158,6 +158,7 @@ def _open(
 
 
 def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
+    from ray.exceptions import RayError
     from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 
     from ebbtide.platform.ray_seam import ElasticTrainer, hook_environment, rank_errors
@@ -190,6 +191,8 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
         )
         try:
             trainer.fit()
+        except RayError as error:
+            raise ClusterError(f"the connection to the cluster was lost: {error}") from error
         except TrainingFailedError as error:
             errors = rank_errors(error)
             if not errors:

@@ -7,6 +7,7 @@ controller ends it; an error leaves here only in a form that can be read everywh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -78,8 +79,8 @@ def run_rank(spec: RankSpec) -> None:
     device = get_device()
     with LedgerWriter(open_storage(spec.config.run_uri), name=f"rank{rank}") as ledger:
         meter = Meter(SystemClock(), ledger.recorder(node, attempt))
-        surroundings = RaySurroundings(desk, attempt, meter, device)
-        outcome = run_generation(spec.config, attempt, surroundings, device)
+        with contextlib.closing(RaySurroundings(desk, attempt, meter, device)) as surroundings:
+            outcome = run_generation(spec.config, attempt, surroundings, device)
         if outcome.status == "left":
             ledger.flush()
             if rank == 0:
@@ -112,6 +113,11 @@ class RaySurroundings:
         self._first, self._alone = dist.get_rank() == 0, dist.get_world_size() == 1
         self._desk = desk
         self._watch = LeaveWatch(lambda: _ask(desk, attempt)) if self._first else None
+
+    def close(self) -> None:
+        """No more is asked of the desk."""
+        if self._watch is not None:
+            self._watch.close()
 
     @property
     def meter(self) -> Meter:
@@ -171,11 +177,17 @@ class LeaveWatch:
     def __init__(self, ask: Callable[[], str | None], interval_s: float = _LEAVE_POLL_S) -> None:
         self.reason: str | None = None
         self._ask, self._interval_s = ask, interval_s
-        threading.Thread(target=self._run, name="ebbtide-leave", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ebbtide-leave", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+        self._thread.join(1.0)  # a rank that has failed does not wait for an answer
 
     def _run(self) -> None:
-        while self.reason is None:
-            time.sleep(self._interval_s)
+        while self.reason is None and not self._closed.wait(self._interval_s):
             self.reason = self._ask()
 
 

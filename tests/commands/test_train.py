@@ -15,6 +15,7 @@ import pytest
 
 from ebbtide.commands.train import document, progress_line, summary
 from ebbtide.platform import config as job_file
+from ebbtide.platform.process_session import processes
 from ebbtide.train.driver import Progress
 from ebbtide.train.events import read_events
 from ebbtide.train.job import RunResult
@@ -131,7 +132,7 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_later(
     assert out == ""
     assert "step 5/60" in err or "step " in err
     deadline_s = time.monotonic() + 30
-    while left := _session(first.pid):
+    while left := processes(first.pid):
         assert time.monotonic() < deadline_s, left
         time.sleep(0.1)
     assert not (tmp_path / ".ray").exists()
@@ -140,18 +141,3 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_later(
     assert again.returncode == 0, again.stderr
     result = json.loads(again.stdout)
     assert (result["step"], result["attempts"], result["was_finished"]) == (60, 2, False)
-
-
-def _session(session: int) -> list[str]:
-    """Live processes of a session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                name = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            if int(sid) == session and state != "Z":
-                found.append(name)
-    return found

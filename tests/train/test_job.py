@@ -30,7 +30,7 @@ from tests.train.conftest import MakeConfig
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def await_condition(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+def await_condition(condition: Callable[[], bool], limit_s: float = 300.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "waited too long"

@@ -1,0 +1,38 @@
+"""Sessions of processes are found and ended whole."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from ebbtide.platform import process_session
+
+FAMILY = "sleep 60 & setsid --fork true; sh -c 'set -m; sleep 61 & sleep 62'"
+
+
+def start(command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", command], start_new_session=True)
+
+
+def test_a_session_is_killed_with_all_its_groups() -> None:
+    leader = start(FAMILY)
+    deadline_s = time.monotonic() + 10
+    while len(process_session.processes(leader.pid)) < 5:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert not process_session.has_ended(leader)
+    process_session.kill(leader)
+    assert process_session.processes(leader.pid) == []
+    assert process_session.has_ended(leader)
+    process_session.kill(leader)
+
+
+def test_children_of_a_leader_that_has_ended_are_found() -> None:
+    leader = start("sleep 60 & exit 0")
+    deadline_s = time.monotonic() + 10
+    while not process_session.has_ended(leader):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert len(process_session.processes(leader.pid)) == 1
+    process_session.kill(leader)
+    assert process_session.processes(leader.pid) == []
