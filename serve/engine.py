@@ -37,7 +37,6 @@ class Site:
     ``is_loopback``: every worker is on this machine, so none has to listen to the network.
     """
 
-    model_uri: str
     side_channel_ports: Mapping[Role, int]
     is_loopback: bool
 
@@ -46,10 +45,10 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
     """The fields of ``ray.serve.llm.LLMConfig`` for the replicas of a role."""
     own = role_config(config, role)
     fields: dict[str, Any] = {
-        "model_loading_config": {"model_id": config.model_name, "model_source": site.model_uri},
+        "model_loading_config": {"model_id": config.model_name, "model_source": config.model.uri},
         "callback_config": {
             "callback_class": MODEL_CALLBACK,
-            "callback_kwargs": {"uri": site.model_uri},
+            "callback_kwargs": {"uri": config.model.uri},
         },
         "accelerator_config": {"kind": config.accelerator},
         "deployment_config": {
@@ -109,6 +108,19 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
     if site.is_loopback:
         variables |= {"UCX_NET_DEVICES": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     return variables
+
+
+def num_ports(config: ServeConfig) -> int:
+    """How many side channels there are: one for each replica's GPU."""
+    return sum(own.replicas * max(1, own.gpus) for own in (config.prefill, config.decode))
+
+
+def side_channel_ports(config: ServeConfig, first: int) -> dict[Role, int]:
+    """Each role's first port, in a run of :func:`num_ports` that begins at ``first``."""
+    return {
+        "prefill": first,
+        "decode": first + config.prefill.replicas * max(1, config.prefill.gpus),
+    }
 
 
 def demand(config: ServeConfig) -> list[dict[str, float]]:

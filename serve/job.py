@@ -27,7 +27,7 @@ from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve import capacity, cluster, ports, startup
 from ebbtide.serve.config import ServeConfig
-from ebbtide.serve.engine import Role, Site, demand
+from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
 from ebbtide.serve.model_files import check_servable, fetch
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
     deadline_s = clock.monotonic() + config.start_timeout_s
     if importlib.util.find_spec("vllm") is None:
         raise ServeError('vLLM is not installed; pip install "ebbtide[cpu]" or "ebbtide[gpu]"')
+    config = _absolute(config)
     resources = contextlib.ExitStack()
     try:
         own = _prepare(config, address, resources)
@@ -91,7 +92,7 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
         resources.enter_context(_deployed(config))
         try:
             _await_running(config, deadline_s, clock)
-            _warm_up(config)
+            _warm_up(config) if own else cluster.on_head(_warm_up, config)
         except ServeError as error:
             cause = own and startup.root_cause_in(own.folder)
             raise ServeError(f"{error}\n{cause}" if cause else str(error)) from error
@@ -145,13 +146,15 @@ def _prepare(
 
 
 def _check_model(config: ServeConfig) -> None:
-    check_servable(fetch(_absolute(config.model.uri)), config)
+    check_servable(fetch(config.model.uri), config)
 
 
-def _absolute(uri: str) -> str:
-    """A local path as every process of the machine understands it."""
-    storage = open_storage(uri)
-    return storage.uri if isinstance(storage, LocalStorage) else uri
+def _absolute(config: ServeConfig) -> ServeConfig:
+    """With a local model's path as processes in other working directories understand it."""
+    storage = open_storage(config.model.uri)
+    if not isinstance(storage, LocalStorage):
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"uri": storage.uri})})
 
 
 def _require_capacity(config: ServeConfig, nodes: Sequence[capacity.Resources]) -> None:
@@ -189,9 +192,11 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
             f"Ray Serve on this cluster already serves {', '.join(others)}; stop that first, or use"
             " another cluster"
         )
-    site = Site(_absolute(config.model.uri), _side_channels(config), cluster.is_loopback())
+    first_port = ports.free_run(num_ports(config))
+    site = Site(side_channel_ports(config, first_port), cluster.is_loopback())
     application = _builder().build(config, site)
     try:
+        serve.shutdown()  # one that serves nothing: it would keep its own host and port
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": config.http.host, "port": config.http.port},
@@ -204,16 +209,6 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
         yield
     finally:
         serve.shutdown()
-
-
-def _side_channels(config: ServeConfig) -> dict[Role, int]:
-    """A run of ports for each role, one for each replica's GPU."""
-    counts = {
-        role: own.replicas * max(1, own.gpus)
-        for role, own in (("prefill", config.prefill), ("decode", config.decode))
-    }
-    first = ports.free_run(sum(counts.values()))
-    return {"prefill": first, "decode": first + counts["prefill"]}
 
 
 def _progress(name: str) -> startup.Progress:

@@ -14,9 +14,11 @@ from ebbtide.serve.engine import (
     engine_options,
     environment,
     llm_config,
+    num_ports,
+    side_channel_ports,
 )
 
-_SITE = Site("/models/tide", {"prefill": 20_100, "decode": 20_102}, is_loopback=True)
+_SITE = Site({"prefill": 20_100, "decode": 20_102}, is_loopback=True)
 
 
 def config(text: str = "") -> ServeConfig:
@@ -34,7 +36,14 @@ def test_the_roles_differ_in_direction_and_port() -> None:
         assert transfer["kv_role"] == kv_role
         assert fields["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == port
         assert fields["experimental_configs"]["stream_batching_interval_ms"] == 0
-        assert fields["callback_config"]["callback_kwargs"] == {"uri": "/models/tide"}
+        assert fields["callback_config"]["callback_kwargs"] == {"uri": "out"}
+
+
+def test_every_replicas_gpu_has_a_side_channel_of_its_own() -> None:
+    text = "accelerator: gpu\nprefill: {gpus: 2, replicas: 3}\ndecode: {gpus: 1, replicas: 2}"
+    assert num_ports(config()) == 2
+    assert num_ports(config(text)) == 8
+    assert side_channel_ports(config(text), 20_000) == {"prefill": 20_000, "decode": 20_006}
 
 
 def test_options_of_cpu_engines() -> None:
@@ -72,7 +81,7 @@ def test_further_engine_options_are_passed_on() -> None:
 
 def test_only_a_cluster_on_one_machine_is_kept_to_loopback() -> None:
     assert environment(config(), "prefill", _SITE)["UCX_NET_DEVICES"] == "lo"
-    elsewhere = Site("s3://bucket/tide", {"prefill": 1, "decode": 2}, is_loopback=False)
+    elsewhere = Site({"prefill": 1, "decode": 2}, is_loopback=False)
     assert "UCX_NET_DEVICES" not in environment(config(), "prefill", elsewhere)
     assert environment(config("prefill: {threads: 3}"), "prefill", _SITE)["OMP_NUM_THREADS"] == "3"
 
