@@ -159,7 +159,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
 
 
 def _message(error: ErrorDetails, model: type[BaseModel], document: _Document) -> str:
-    path: KeyPath = tuple(error["loc"])
+    path: KeyPath = tuple(part for part in error["loc"] if part != "[key]")  # of a mapping
     if error["type"] == "extra_forbidden":
         hint = _nearest(str(path[-1]), _known_keys(model, path[:-1]))
         return f"{document.place(path)}: {dotted(path)} is not a known key; {hint}"
