@@ -165,7 +165,7 @@ class Driver:
                 self._began = True
                 self._warm.clear()
                 self._slots |= Counter(event.nodes)
-                logger.info("attempt %d begins: %d workers", event.attempt, event.world_size)
+                logger.info("attempt %d begins, world size %d", event.attempt, event.world_size)
             case Waiting():
                 self._waiting = event
                 logger.warning(
