@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _WATCH_S = 2.0
+_BEAT_S = 0.2
 _SAY_EVERY_S = 10.0
 _WARM_UP_TIMEOUT_S = 60.0
 
@@ -61,18 +62,27 @@ class Serving:
 
     def stop(self) -> None:
         """End the endpoint and all that was started for it. May be called more than once."""
-        with _uninterrupted():
+        with _noted():  # a second Ctrl-C does not cut short what the first has begun
             self._resources.close()
 
     def wait(self) -> None:
-        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself."""
-        was = "running"
-        while True:
-            self._clock.sleep(_WATCH_S)
-            now = _progress(self._name)
-            if now.state != was:
-                log.warning("%s: %s: %s", self._name, now.state, now.text)
-            was = now.state
+        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself.
+
+        SIGINT raises KeyboardInterrupt from here, SIGTERM SystemExit: a handler that raised by
+        itself could do so inside of Ray, which has been seen to swallow it.
+        """
+        was, looked_s = "running", self._clock.monotonic()
+        with _noted() as signals:
+            while not signals:
+                self._clock.sleep(_BEAT_S)
+                if self._clock.monotonic() - looked_s >= _WATCH_S:
+                    now, looked_s = _progress(self._name), self._clock.monotonic()
+                    if now.state != was:
+                        log.warning("%s: %s: %s", self._name, now.state, now.text)
+                    was = now.state
+        if signals[0] == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signals[0])
 
 
 def start(config: ServeConfig, address: str | None = None, clock: Clock | None = None) -> Serving:
@@ -97,23 +107,25 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
             cause = own and startup.root_cause_in(own.folder)
             raise ServeError(f"{error}\n{cause}" if cause else str(error)) from error
     except BaseException:
-        with _uninterrupted():
+        with _noted():
             resources.close()
         raise
     return Serving(config, resources, clock)
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not cut short what the first one has begun to clean up."""
+def _noted() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are noted in the list that this yields, and do nothing else."""
+    noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield noted
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, signal.SIG_IGN)
+    before = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield noted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.ports import free_run
+from ebbtide.serve.startup import Progress
 
 
 @pytest.fixture
@@ -72,6 +76,44 @@ def test_and_not_more_than_that(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ClusterError, match="needs 2 CPUs, has 1; add nodes"):
         job._await_capacity(config(model), is_own=False, deadline_s=60, clock=clock)
     assert 60 <= clock.now_s < 62
+
+
+class _Interrupting(FakeClock):
+    """Time in which a signal arrives after ``at_s``."""
+
+    def __init__(self, number: int, at_s: float) -> None:
+        super().__init__()
+        self._number, self._at_s = number, at_s
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.now_s >= self._at_s:
+            os.kill(os.getpid(), self._number)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_ends_the_wait(
+    model: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[BaseException]
+) -> None:
+    looked: list[str] = []
+
+    def progress(name: str) -> Progress:
+        looked.append(name)
+        return Progress("running", "")
+
+    monkeypatch.setattr(job, "_progress", progress)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    ended: list[str] = []
+    resources = contextlib.ExitStack()
+    resources.callback(ended.append, "ended")
+    serving = job.Serving(config(model), resources, _Interrupting(number, at_s=7))
+    with pytest.raises(expected), serving:
+        serving.wait()
+    assert looked == ["tide"] * 3
+    assert ended == ["ended"]
+    assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
 
 
 @pytest.mark.ray
