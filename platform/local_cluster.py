@@ -3,9 +3,10 @@
 For the demo, the tests and benchmarks. Every node is a ``ray start --block`` in a session of its
 own, with its own loopback address, ports and temporary folder, so that nodes can be drained, killed
 and added one by one and no other cluster on the machine is disturbed. Promises:
-:meth:`LocalCluster.stop` leaves no process, no port and no file; when the process that started the
-cluster dies, however it dies, the kernel ends the nodes with it, and the next cluster to start
-removes the files.
+:meth:`LocalCluster.stop` leaves no process, no port and no file. When the process that started the
+cluster is killed, the kernel ends the ``ray start`` processes and their raylets with it; Ray's
+agents (two small processes a node) end when they notice, and the next cluster to start removes the
+files.
 """
 
 from __future__ import annotations
