@@ -61,7 +61,7 @@ def test_a_killed_node_is_dead_within_seconds_and_one_that_is_added_has_its_labe
         time.sleep(0.05)
     added = cluster.add_node({LABEL_MARKET: "on_demand"})
     assert cluster.is_alive(added)
-    cluster.kill(added)  # it has no price: other tests of the session must not get it
+    cluster.remove(added)  # it has no price: other tests of the session must not get it
     cluster.restore(4)
     assert victim not in cluster.nodes
     assert all(cluster.is_alive(node) for node in cluster.nodes)
