@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,9 @@ from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
 
 CLUSTER_NODES = 4
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # interrupted children inherit it
 
 settings.register_profile("ebbtide", deadline=None)  # a busy machine is no fault
 settings.load_profile("ebbtide")
