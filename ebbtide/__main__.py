@@ -14,6 +14,7 @@ from ebbtide.commands import data, tune
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
+from ebbtide.commands.diff import diff
 from ebbtide.commands.export import export
 from ebbtide.commands.serve import serve
 from ebbtide.commands.submit import submit
@@ -49,6 +50,7 @@ def entry(
 app.command()(checkpoints)
 app.command()(cost)
 app.command()(demo)
+app.command()(diff)
 app.command()(export)
 app.command()(serve)
 app.command()(submit)

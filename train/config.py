@@ -135,13 +135,20 @@ class CostConfig(Config):
 
 
 class TrainConfig(Config):
-    """One training job."""
+    """One training job.
+
+    ``reduction: exact`` adds gradients up in an order that is the same for any number of ranks, so
+    that a run is bitwise the same whatever happens to its nodes; ``plain`` as FSDP2 does by itself.
+    ``digest`` logs a digest of the training state at every step (``ebbtide diff`` compares them).
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     storage: Uri
     seed: NonNegative = 0
     steps: Positive
     precision: Literal["fp32", "bf16"] = "fp32"
+    reduction: Literal["exact", "plain"] = "exact"
+    digest: bool = False
     model: ModelConfig
     data: DataConfig
     batch: BatchConfig

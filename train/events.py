@@ -66,6 +66,15 @@ class Step(_Event):
     seconds: dict[str, float]
 
 
+class StateDigest(_Event):
+    """Digests of parameters and optimizer state after ``step`` steps, by tensor."""
+
+    kind: Literal["state_digest"] = "state_digest"
+    attempt: int
+    step: int
+    tensors: dict[str, str]
+
+
 class Validation(_Event):
     """The validation loss after ``step`` steps."""
 
@@ -147,6 +156,7 @@ Event = (
     Started
     | GenerationBegan
     | Step
+    | StateDigest
     | Validation
     | Checkpoint
     | Notice

@@ -24,8 +24,15 @@ class Generation:
         """Passes that every rank makes per step; the last may be surplus for some ranks."""
         return -(-micro_batches // self.world_size)
 
+    def span(self, micro_batches: int, rank: int) -> tuple[int, int]:
+        """The micro-batches ``[first, stop)`` of a rank; ranks have one more or less."""
+        return (
+            rank * micro_batches // self.world_size,
+            (rank + 1) * micro_batches // self.world_size,
+        )
+
     def share(self, micro_batches: int) -> Iterator[int | None]:
         """This rank's micro-batch of each round, by number; None is a surplus pass."""
-        for round_index in range(self.rounds(micro_batches)):
-            number = round_index * self.world_size + self.rank
-            yield number if number < micro_batches else None
+        first, stop = self.span(micro_batches, self.rank)
+        for number in range(first, first + self.rounds(micro_batches)):
+            yield number if number < stop else None

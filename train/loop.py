@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -19,6 +19,8 @@ from ebbtide.train.agree import from_first
 from ebbtide.train.checkpoint import Checkpoints, training_state
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import TokenDataset, index_digest
+from ebbtide.train.digest import state_digests
+from ebbtide.train.exact import ExactReduction, make_deterministic
 from ebbtide.train.generation import Generation
 from ebbtide.train.loader import StepLoader
 from ebbtide.train.loss import build_loss
@@ -26,7 +28,7 @@ from ebbtide.train.manifest import CheckpointInfo
 from ebbtide.train.model import build_model, config_json
 from ebbtide.train.optim import build_optimizer
 from ebbtide.train.order import SampleOrder
-from ebbtide.train.shard import PlainReduction, checkpoint_activations, shard
+from ebbtide.train.shard import PlainReduction, Reduction, checkpoint_activations, shard
 from ebbtide.train.step import StepResult, TrainStep
 from ebbtide.train.validate import validation_loss
 
@@ -86,6 +88,8 @@ def run_generation(
     Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage.
     """
     torch.set_num_threads(config.workers.threads)
+    if config.reduction == "exact":
+        make_deterministic(device)
     with surroundings.meter.measure(Owner.RESTART):
         training = _Training(config, generation_index, surroundings, device, checkpoints)
     with contextlib.closing(training.step.loader):
@@ -136,7 +140,7 @@ class _Training:
             model=self.model,
             loss=self.loss,
             optimizer=optimizer,
-            reduction=PlainReduction(self.model),
+            reduction=self._reduction(),
             order=order,
             loader=StepLoader(
                 data, order, config.batch.micro_sequences, self.generation, config.steps
@@ -146,6 +150,11 @@ class _Training:
         self.tokens_seen = self.start.tokens_seen if self.start else 0
         self.last_loss = self.start.loss if self.start else None
         self.last_validation = self.start.validation_loss if self.start else None
+
+    def _reduction(self) -> Reduction:
+        if self.config.reduction == "plain":
+            return PlainReduction(self.model)
+        return ExactReduction(self.model, self.generation, self.config.batch.micro_batches)
 
     def run(self) -> Outcome:
         """The loop. A validation that was due when the last generation left is made up for."""
@@ -157,6 +166,8 @@ class _Training:
             finished = result.step
             self.tokens_seen += result.tokens
             self.last_loss = result.loss
+            if self.config.digest:
+                result = replace(result, digests=state_digests(self.state))
             self.surroundings.on_step(result)
             reason = self.surroundings.should_leave(finished)
             if reason is not None and finished < self.config.steps:

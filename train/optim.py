@@ -9,6 +9,8 @@ from torch import nn
 
 from ebbtide.train.config import OptimizerConfig, ScheduleConfig
 
+_VECTOR = 16  # fp32 numbers in the widest vector (AVX-512)
+
 
 def learning_rate(peak: float, schedule: ScheduleConfig, step: int, steps: int) -> float:
     """The rate of a 0-based step: linear warm-up to ``peak``, then a cosine.
@@ -26,20 +28,21 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     """AdamW over the trainable parameters; only matrices decay, norms and biases do not.
 
     The state exists from the start (zeros), so that every save and load knows the same tensors.
+    An element's update has the same bits in whatever shard it lies (see :func:`_may_fuse`).
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        groups.setdefault((decay, _may_fuse(parameter)), []).append(parameter)
     optimizer = torch.optim.AdamW(
         [
-            {
-                "params": [p for p in parameters if p.ndim >= 2],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": members, "weight_decay": decay, "fused": fused}
+            for (decay, fused), members in groups.items()
         ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=True,
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
@@ -48,6 +51,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+def _may_fuse(parameter: nn.Parameter) -> bool:
+    """Whether the fused kernel computes every element alike.
+
+    On CPUs it takes the last elements of a shard, and of each thread's part of it, one by one, and
+    rounds them otherwise than full vectors; shards are whole rows.
+    """
+    if parameter.device.type != "cpu":
+        return True
+    row = math.prod(parameter.shape[1:])
+    return row % _VECTOR == 0 and torch.get_num_threads() == 1
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

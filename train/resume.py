@@ -6,17 +6,29 @@ changes is another run and is refused. Every other change is allowed and named i
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import transformers
 
 from ebbtide.platform.errors import CheckpointError
 from ebbtide.train.config import TrainConfig
 
 _FIXED = ("seed", "data.sequence_length", "batch.global_sequences")
-_FREE = ("name", "storage", "workers", "cost", "checkpoint", "data.uri")  # no part of the result
+_INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+"""Variables that make libraries compute otherwise."""
+_FREE = (
+    "name",
+    "storage",
+    "workers",
+    "cost",
+    "checkpoint",
+    "data.uri",
+    "digest",
+)  # no part of the result
 
 
 def require_same_run(
@@ -68,15 +80,20 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fingerprint(config: TrainConfig, device: torch.device) -> dict[str, str]:
     """What the bits of a step depend on beside the training state."""
+    software = {"torch": torch.__version__, "transformers": transformers.__version__}
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        software |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
     else:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {
-        "torch": torch.__version__,
+        **software,
         "hardware": hardware,
         "threads": str(config.workers.threads),
         "precision": config.precision,
+        "reduction": config.reduction,
+        **{name: os.environ[name] for name in _INSTRUCTION_SETS if name in os.environ},
     }
 
 

@@ -33,7 +33,8 @@ class StepResult:
     ``step`` counts from 1: after it, that many steps are finished. ``loss`` is the mean over the
     ``tokens`` unmasked tokens of the global batch, in nats; ``grad_norm`` is from before clipping.
     ``sample_ids`` are the global batch in order, on rank 0 only. ``seconds`` is where this rank's
-    time went since its last result, by owner.
+    time went since its last result, by owner. ``digests`` are of the training state, by tensor, if
+    the job wants them.
     """
 
     step: int
@@ -44,6 +45,7 @@ class StepResult:
     epoch: int
     sample_ids: Sequence[int] | None
     seconds: Mapping[Owner, float]
+    digests: Mapping[str, str] | None = None
 
 
 def draw_seed(seed: int, step: int, micro_batch: int) -> int:

@@ -25,7 +25,7 @@ from ebbtide.platform.meter import Meter, Owner
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.desk import find_desk
-from ebbtide.train.events import Checkpoint, Event, Step, Validation
+from ebbtide.train.events import Checkpoint, Event, StateDigest, Step, Validation
 from ebbtide.train.failures import UserCrash, portable
 
 logger = logging.getLogger(__name__)
@@ -153,6 +153,16 @@ class RaySurroundings:
                 seconds={owner.value: spent for owner, spent in result.seconds.items()},
             )
         )
+
+        if result.digests is not None:
+            self._post(
+                lambda: StateDigest(
+                    time_s=time.time(),
+                    attempt=self._attempt,
+                    step=result.step,
+                    tensors=dict(result.digests),
+                )
+            )
 
     def on_validation(self, step: int, loss: float) -> None:
         self._post(

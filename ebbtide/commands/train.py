@@ -30,6 +30,11 @@ def train(
         help="A Ray cluster: host:port of its head (from one of its nodes), or its dashboard's "
         "http://host:port. Default: RAY_ADDRESS, else this machine alone.",
     ),
+    digest: bool = typer.Option(
+        False,
+        "--digest",
+        help="Log a digest of the training state at every step, for ebbtide diff.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="One JSON document about the finished run."),
 ) -> None:
     """Train a language model to the end, through evictions, kills and growth of the cluster.
@@ -42,6 +47,8 @@ def train(
     from ebbtide.platform import config as job_file
     from ebbtide.train.config import TrainConfig
 
+    if digest:
+        overrides = [*overrides, "digest=true"]
     config = job_file.load(file, TrainConfig, overrides)
     if address is not None and address.startswith(("http://", "https://")):
         from ebbtide.commands.submit import submit
