@@ -11,7 +11,8 @@
     │   └── AccessError         credentials, permission, bucket, endpoint or clock
     ├── CheckpointError     5   no usable checkpoint, or it does not fit the model
     ├── ClusterError        6   Ray is not reachable, or has too little for the job
-    ├── TrainingError       7   the run ended: user code raised, the loss is not finite
+    ├── TrainingError       7   the run ended: user code raised
+    │   └── NotFiniteError      the loss or the gradient of a step is not finite
     ├── ServeError          8   an endpoint could not be started or an export not be served
     ├── TuneError           9   a sweep has no successful trial, or the pool is not usable
     └── CostError          10   a price or a ledger that is asked for is not there
@@ -75,6 +76,14 @@ class TrainingError(EbbtideError):
     """The run ended: user code raised, or the loss is not finite."""
 
     exit_code = 7
+
+
+class NotFiniteError(TrainingError):
+    """The loss or the gradient of the 1-based ``step`` is not finite."""
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ServeError(EbbtideError):

@@ -234,12 +234,16 @@ class ProcessLost(Exception):
 
 @dataclass(frozen=True)
 class NodeOffer:
-    """A node that Ray reserves for the run, and how many workers fit on it."""
+    """A node that Ray reserves for the run, and how many workers fit on it.
+
+    ``deadline_s`` is when a draining node is to be taken away (epoch seconds), if that is known.
+    """
 
     node_id: str
     workers: int
-    draining: bool
-    reachable: bool
+    draining: bool = False
+    reachable: bool = True
+    deadline_s: float | None = None
 
 
 class Scaling(Protocol):
@@ -313,6 +317,7 @@ class _Policy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
                 self._count_possible_workers({node_id: resources}),
                 node_id in draining,
                 node_id not in unreachable,
+                draining.get(node_id),
             )
             for node_id, resources in reserved.items()
         ]

@@ -8,6 +8,7 @@ starts where the one before it ended, so that the time in between is the new att
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -89,6 +90,8 @@ class Bookkeeping:
                 self._ended_s = event.time_s
             case Failed():
                 return self._attempt(self._saved_step)
+            case Notice():
+                self._announced.add(event.node)
             case _:
                 pass
         return []
@@ -105,20 +108,17 @@ class Bookkeeping:
         self,
         held: Iterable[str],
         alive: Mapping[str, ClusterNode],
-        draining: Mapping[str, float | None],
+        draining: AbstractSet[str],
         now_s: float,
     ) -> tuple[list[Record], list[Event]]:
         """Records and events of the nodes that came or went since the last call.
 
-        ``draining``: nodes whose end is announced, with the deadline. They stay the run's.
+        ``draining``: nodes whose end is announced. They stay the run's.
         """
         held = set(held)
         records: list[Record] = []
         events: list[Event] = []
-        for node_id in sorted((draining.keys() & self._up.keys()) - self._announced):
-            self._announced.add(node_id)
-            events.append(Notice(time_s=now_s, node=node_id, deadline_s=draining[node_id]))
-        kept = alive.keys() & (held | draining.keys())
+        kept = alive.keys() & (held | draining)
         for node_id in sorted(self._up.keys() - kept):
             records.append(NodeDown(node_id=node_id, time_s=now_s))
             self._spent += _usd(self._up.pop(node_id), now_s)

@@ -140,6 +140,8 @@ class TrainConfig(Config):
     ``reduction: exact`` adds gradients up in an order that is the same for any number of ranks, so
     that a run is bitwise the same whatever happens to its nodes; ``plain`` as FSDP2 does by itself.
     ``digest`` logs a digest of the training state at every step (``ebbtide diff`` compares them).
+    ``on_nan``: what a loss or gradient that is not finite does. ``skip`` goes back to the newest
+    checkpoint and leaves that batch out, once; ``stop`` (and the second time) ends the run.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -149,6 +151,7 @@ class TrainConfig(Config):
     precision: Literal["fp32", "bf16"] = "fp32"
     reduction: Literal["exact", "plain"] = "exact"
     digest: bool = False
+    on_nan: Literal["stop", "skip"] = "stop"
     model: ModelConfig
     data: DataConfig
     batch: BatchConfig

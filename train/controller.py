@@ -12,9 +12,10 @@ from typing import Any
 from ebbtide.platform.ray_seam import NodeOffer, unreachable_nodes
 from ebbtide.train import elastic
 from ebbtide.train.desk import Standing, find_desk
-from ebbtide.train.elastic import Limits, Offer, Running
-from ebbtide.train.events import Failed
-from ebbtide.train.failures import Cause, Failure, classify
+from ebbtide.train.elastic import GROWTH_GAIN, Limits, Offer, Running
+from ebbtide.train.events import Failed, Skipped
+from ebbtide.train.failures import Failure, classify
+from ebbtide.train.retries import Retries, Verdict
 
 
 class Scaling:
@@ -23,13 +24,19 @@ class Scaling:
     def __init__(self, run_uri: str, limits: Limits) -> None:
         self._run_uri, self._limits = run_uri, limits
         self._more_since_s: float | None = None
+        self._noticed_s: float | None = None
         self._ended_attempt: int | None = None
         self._handle: Any = None
 
     def to_start(self, nodes: Sequence[NodeOffer]) -> int | None:
         """The number of workers to start with; None to wait. No generation is running."""
+        import ray
+
         offers = _offers(nodes)
-        self._hold(offers, ())
+        self._tell(offers, ())
+        self._more_since_s, self._noticed_s = None, None
+        if time.time() < ray.get(self._desk().not_before.remote()):
+            return None
         workers = elastic.workers_to_start(offers, self._limits)
         if workers is None:
             has = elastic.possible_workers(offers, self._limits)
@@ -43,20 +50,15 @@ class Scaling:
         standing: Standing | None = ray.get(self._desk().standing.remote())
         if standing is None or standing.attempt == self._ended_attempt:
             return None  # the ranks are not up yet
-        running = Running(standing.nodes, standing.began_s, standing.has_left)
-        offers = _offers(nodes)
+        running, offers, now_s = standing.running, _offers(nodes), time.time()
         if running.has_left:
             workers = self.to_start(nodes)
             if workers is not None:
-                self._ended_attempt, self._more_since_s = standing.attempt, None
+                self._ended_attempt = standing.attempt
             return workers
-        self._hold(offers, running.nodes)
-        now_s = time.time()
-        if elastic.possible_workers(offers, self._limits) <= running.world_size:
-            self._more_since_s = None
-        elif self._more_since_s is None:
-            self._more_since_s = now_s
-        reason = elastic.reason_to_leave(offers, running, self._limits, now_s, self._more_since_s)
+        self._tell(offers, running.nodes)
+        reason = self._notice(standing.attempt, offers, running, now_s)
+        reason = reason or self._growth(standing.attempt, offers, running, now_s)
         if reason is not None:
             self._desk().ask_to_leave.remote(standing.attempt, reason)
         return None
@@ -65,10 +67,56 @@ class Scaling:
         """How many workers' worth of nodes to ask the cluster for."""
         return self._limits.most + elastic.hidden_workers(_offers(nodes))
 
-    def _hold(self, offers: Sequence[Offer], in_use: Sequence[str]) -> None:
+    def _notice(
+        self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
+    ) -> str | None:
+        going = elastic.noticed(offers, running)
+        if not going:
+            self._noticed_s = None
+            return None
+        if self._noticed_s is None:
+            self._noticed_s = now_s
+        if late := elastic.too_late(going, running, now_s):
+            self._desk().remark.remote(
+                attempt,
+                f"notice: {_short(late)} will be gone before a save could be complete; "
+                "the run goes on as long as it can, and then from its newest checkpoint",
+            )
+            return None
+        if not elastic.notice_is_due(going, running, now_s, self._noticed_s):
+            return None
+        return f"notice: {_short(going)} will be taken away"
+
+    def _growth(
+        self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
+    ) -> str | None:
+        possible = elastic.possible_workers(offers, self._limits)
+        if possible <= running.world_size:
+            self._more_since_s = None
+            return None
+        if self._more_since_s is None:
+            self._more_since_s = now_s
+        if not elastic.growth_is_due(running, now_s, self._more_since_s):
+            return None
+        gain = elastic.growth_gain(running, possible, self._limits)
+        what = f"{possible} workers are possible, {running.world_size} run"
+        if gain >= GROWTH_GAIN:
+            return f"growth: {what}; {gain:.2f} times the steps are expected"
+        self._desk().remark.remote(
+            attempt,
+            f"no growth: {what}, but after the pause only {gain:.2f} times the steps are expected "
+            f"({GROWTH_GAIN:.2f} are wanted)",
+        )
+        return None
+
+    def _tell(self, offers: Sequence[Offer], in_use: Sequence[str]) -> None:
+        """Let the desk know which nodes the run has, and which of them are announced to go."""
         full = len(in_use) >= self._limits.most
         offered = [] if full else [offer.node_id for offer in offers]
         self._desk().hold.remote(sorted({*in_use, *offered}))
+        going = {offer.node_id: offer.deadline_s for offer in offers if offer.draining}
+        if going:
+            self._desk().announce.remote(going)
 
     def _desk(self) -> Any:
         if self._handle is None:
@@ -79,8 +127,9 @@ class Scaling:
 class Judge:
     """Answers the controller's question whether to go on after a failure."""
 
-    def __init__(self, run_uri: str, max_failures: int) -> None:
-        self._run_uri, self._left = run_uri, max_failures
+    def __init__(self, run_uri: str, max_failures: int, skip_bad_batch: bool = False) -> None:
+        self._run_uri = run_uri
+        self._retries = Retries(max_failures, skip_bad_batch)
 
     def go_on(self, errors: Mapping[int, Exception]) -> bool:
         """Whether the run restarts after these ranks failed; the desk is told either way."""
@@ -88,24 +137,37 @@ class Judge:
 
         desk = find_desk(self._run_uri)
         standing: Standing | None = ray.get(desk.standing.remote())
-        nodes = standing.nodes if standing is not None else ()
-        failure = classify(errors, node_is_lost=bool(unreachable_nodes(nodes)))
-        counted = failure.cause is Cause.CRASH
-        self._left -= counted
+        nodes = standing.running.nodes if standing is not None else ()
+        step = standing.running.step if standing is not None else 0
         attempt = standing.attempt if standing is not None else 0
-        ray.get(desk.post.remote(_event(failure, attempt, counted)))
-        return failure.cause is not Cause.FINAL and self._left >= 0
+        failure = classify(errors, node_is_lost=bool(unreachable_nodes(nodes)))
+        skipped = ray.get(desk.skipped.remote())
+        verdict = self._retries.judge(failure, step, skipped)
+        now_s = time.time()
+        ray.get(desk.post.remote(_event(failure, attempt, verdict, now_s)))
+        if verdict.skip is not None:
+            ray.get(desk.post.remote(Skipped(time_s=now_s, attempt=attempt, step=verdict.skip)))
+        if verdict.wait_s:
+            ray.get(desk.wait_until.remote(now_s + verdict.wait_s))
+        return verdict.go_on
 
 
-def _event(failure: Failure, attempt: int, counted: bool) -> Failed:
+def _event(failure: Failure, attempt: int, verdict: Verdict, now_s: float) -> Failed:
     return Failed(
-        time_s=time.time(),
+        time_s=now_s,
         attempt=attempt,
         cause=failure.cause.value,
         message=failure.message,
-        counted=counted,
+        counted=verdict.counted,
     )
 
 
+def _short(nodes: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(node[:8] for node in nodes)
+
+
 def _offers(nodes: Sequence[NodeOffer]) -> list[Offer]:
-    return [Offer(node.node_id, node.workers, node.draining, node.reachable) for node in nodes]
+    return [
+        Offer(node.node_id, node.workers, node.draining, node.reachable, node.deadline_s)
+        for node in nodes
+    ]

@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ebbtide.platform.errors import ClusterError
-from ebbtide.train.events import Event, GenerationBegan, LeaveAsked, Left, Waiting
+from ebbtide.train.elastic import Running
+from ebbtide.train.events import (
+    Event,
+    GenerationBegan,
+    LeaveAsked,
+    Left,
+    Notice,
+    Remark,
+    Skipped,
+    Waiting,
+)
+from ebbtide.train.pace import Pace
 
 NAMESPACE = "ebbtide"
 _WAITING_REPEAT_S = 30.0
@@ -26,21 +37,24 @@ class Standing:
     """The newest generation, as the controller has to know it."""
 
     attempt: int
-    nodes: tuple[str, ...]
-    began_s: float
-    has_left: bool
+    running: Running
 
 
 class Desk:
     """``first_attempt`` is the number of attempts that earlier drivers of the run made."""
 
-    def __init__(self, first_attempt: int = 0) -> None:
+    def __init__(self, first_attempt: int = 0, skipped: Sequence[int] = ()) -> None:
         self._next_attempt = first_attempt
         self._standing: Standing | None = None
         self._leave: str | None = None
         self._held: tuple[str, ...] = ()
         self._waited_s = 0.0
         self._waited_for: tuple[int, int] | None = None
+        self._not_before_s = 0.0
+        self._skipped = tuple(skipped)
+        self._announced: set[str] = set()
+        self._remarks: set[str] = set()
+        self._pace = Pace(time.time())
         self._events: list[Event] = []
         self._runtime_env = "{}"
 
@@ -54,10 +68,11 @@ class Desk:
         self._runtime_env = runtime_env
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
         now_s = time.time()
-        self._standing = Standing(attempt, tuple(nodes), now_s, has_left=False)
+        self._standing = Standing(attempt, Running(tuple(nodes), now_s, has_left=False))
         self._leave = None
         self._waited_for = None
-        self._events.append(
+        self._remarks.clear()
+        self.post(
             GenerationBegan(
                 time_s=now_s, attempt=attempt, world_size=len(nodes), nodes=tuple(nodes)
             )
@@ -66,43 +81,72 @@ class Desk:
 
     def reason_to_leave(self, attempt: int) -> str | None:
         """Why this generation should save and leave, or None. By rank 0, often."""
-        current = self._standing is not None and self._standing.attempt == attempt
-        return self._leave if current else None
+        return self._leave if self._is_current(attempt) else None
 
     def left(self, attempt: int, step: int) -> None:
         """This generation has saved after ``step`` steps and waits to be ended. By rank 0."""
         standing = self._standing
         if standing is not None and standing.attempt == attempt:
-            self._standing = Standing(attempt, standing.nodes, standing.began_s, has_left=True)
-            self._events.append(Left(time_s=time.time(), attempt=attempt, step=step))
+            self._standing = Standing(attempt, replace(standing.running, has_left=True))
+            self.post(Left(time_s=time.time(), attempt=attempt, step=step))
+
+    def skipped(self) -> tuple[int, ...]:
+        """The steps whose batch is left out. By ranks and controller."""
+        return self._skipped
 
     def post(self, event: Event) -> None:
         """Something has happened."""
+        self._pace.add(event)
+        if isinstance(event, Skipped):
+            self._skipped = (*self._skipped, event.step)
         self._events.append(event)
 
     # -- controller ------------------------------------------------------------------------------
 
     def standing(self) -> Standing | None:
         """The newest generation."""
-        return self._standing
+        standing = self._standing
+        if standing is None:
+            return None
+        return Standing(standing.attempt, self._pace.measured(standing.running, time.time()))
 
     def ask_to_leave(self, attempt: int, reason: str) -> None:
         """Ask a generation to save and leave. Asking again changes nothing."""
-        current = self._standing is not None and self._standing.attempt == attempt
-        if current and self._leave is None:
+        if self._is_current(attempt) and self._leave is None:
             self._leave = reason
-            self._events.append(LeaveAsked(time_s=time.time(), attempt=attempt, reason=reason))
+            self.post(LeaveAsked(time_s=time.time(), attempt=attempt, reason=reason))
+
+    def remark(self, attempt: int, text: str) -> None:
+        """Why the running generation is left as it is; the same kind is kept once."""
+        kind = text.partition(":")[0]
+        if self._is_current(attempt) and kind not in self._remarks:
+            self._remarks.add(kind)
+            self.post(Remark(time_s=time.time(), attempt=attempt, text=text))
+
+    def announce(self, going: Mapping[str, float | None]) -> None:
+        """These nodes of the run are announced to go, with their deadlines. Kept once a node."""
+        for node in sorted(going.keys() - self._announced):
+            self._announced.add(node)
+            self.post(Notice(time_s=time.time(), node=node, deadline_s=going[node]))
 
     def hold(self, nodes: Sequence[str]) -> None:
         """The nodes that the run has at present."""
         self._held = tuple(nodes)
+
+    def wait_until(self, time_s: float) -> None:
+        """The next generation does not start before that time (epoch seconds)."""
+        self._not_before_s = time_s
+
+    def not_before(self) -> float:
+        """See :meth:`wait_until`."""
+        return self._not_before_s
 
     def waiting(self, needs: int, has: int) -> None:
         """The run cannot (re)start: it needs more workers than it has."""
         now_s = time.time()
         if (needs, has) != self._waited_for or now_s - self._waited_s >= _WAITING_REPEAT_S:
             self._waited_s, self._waited_for = now_s, (needs, has)
-            self._events.append(Waiting(time_s=now_s, needs=needs, has=has))
+            self.post(Waiting(time_s=now_s, needs=needs, has=has))
 
     # -- driver ----------------------------------------------------------------------------------
 
@@ -115,13 +159,16 @@ class Desk:
         events, self._events = self._events, []
         return events, self._held
 
+    def _is_current(self, attempt: int) -> bool:
+        return self._standing is not None and self._standing.attempt == attempt
+
 
 def actor_name(run_uri: str) -> str:
     """The desk's actor name: one for a run, whatever characters its URI has."""
     return f"run-{hashlib.sha256(run_uri.encode()).hexdigest()[:24]}"
 
 
-def open_desk(run_uri: str, first_attempt: int) -> Any:
+def open_desk(run_uri: str, first_attempt: int, skipped: Sequence[int]) -> Any:
     """Start the desk of a run beside this driver; it ends with the driver.
 
     Raises ClusterError if another driver of this cluster has the run.
@@ -137,7 +184,7 @@ def open_desk(run_uri: str, first_attempt: int) -> Any:
         "scheduling_strategy": here,
     }
     try:
-        desk = ray.remote(Desk).options(**options).remote(first_attempt)
+        desk = ray.remote(Desk).options(**options).remote(first_attempt, skipped)
         ray.get(desk.standing.remote())
     except ValueError as error:
         raise ClusterError(

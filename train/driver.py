@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
@@ -25,6 +25,8 @@ from ebbtide.train.events import (
     Left,
     NodeLost,
     Notice,
+    Remark,
+    Skipped,
     Validation,
     Waiting,
 )
@@ -83,7 +85,7 @@ class Driver:
         if self._clock.monotonic() - self._nodes_s >= _NODES_INTERVAL_S:
             self._nodes_s = self._clock.monotonic()
             draining = draining_nodes()
-            self._see_nodes(held, draining)
+            self._see_nodes(held, draining.keys())
             self._keep_warm(set(held) - draining.keys())
         if self._on_progress is not None and any(event.kind == "step" for event in events):
             self._on_progress(self.progress())
@@ -113,7 +115,7 @@ class Driver:
         for event in events:
             self._tell(event)
 
-    def _see_nodes(self, held: Sequence[str], draining: Mapping[str, float | None]) -> None:
+    def _see_nodes(self, held: Sequence[str], draining: AbstractSet[str]) -> None:
         import ray
 
         alive = {
@@ -190,6 +192,10 @@ class Driver:
                 logger.warning(
                     "attempt %d failed (%s): %s", event.attempt, event.cause, event.message
                 )
+            case Skipped():
+                logger.warning("the batch of step %d is left out from now on", event.step)
+            case Remark():
+                logger.info("attempt %d: %s", event.attempt, event.text)
             case Validation():
                 logger.info("step %d: validation loss %.4f", event.step, event.loss)
             case _:

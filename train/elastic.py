@@ -1,15 +1,23 @@
 """When a run starts, leaves and resizes: pure decisions over what the cluster offers.
 
 Promises: workers are never placed by count on a node whose end is announced or that does not
-answer; a generation is left only for a reason that is named, and only after it has saved; a notice
-is followed at once, growth only when it has been possible for a while and the generation is not
-young. Acting on it is :mod:`ebbtide.train.controller`'s.
+answer; a generation is left only for a reason that is named, and only if there is time to save;
+notices that come within a few seconds make one restart; growth is taken only when it has been
+possible for a while, the generation is not young, and the steps gained outweigh the pause. Acting
+on it is :mod:`ebbtide.train.controller`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+NOTICE_WINDOW_S = 5.0
+"""So long the run goes on after a notice, for others to come: clouds are asked every 5 s."""
+
+SAVE_UNKNOWN_S = 2.0
+"""What a save is taken to last before the run has made one."""
 
 GROWTH_STABLE_S = 6.0
 """More workers must have been possible for so long: nodes seldom come alone."""
@@ -17,13 +25,24 @@ GROWTH_STABLE_S = 6.0
 GROWTH_INTERVAL_S = 15.0
 """A generation runs at least this long before it is left for growth."""
 
+GROWTH_GAIN = 1.05
+"""So many times the steps must be expected with more workers, the pause counted in."""
+
+PAUSE_UNKNOWN_S = 10.0
+"""What a restart is taken to last before the run has made one."""
+
+STAY_PRIOR_S = 1800.0
+"""A run is taken to lose a worker after so long, until it has lost some."""
+
 
 @dataclass(frozen=True)
 class Limits:
-    """How many workers the job wants."""
+    """How many workers the job wants, and what it has to do."""
 
     fewest: int
     most: int
+    micro_batches: int = 1
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,7 @@ class Offer:
     workers: int
     draining: bool = False
     reachable: bool = True
+    deadline_s: float | None = None
 
     @property
     def usable(self) -> bool:
@@ -42,11 +62,22 @@ class Offer:
 
 @dataclass(frozen=True)
 class Running:
-    """The generation at work: the nodes of its ranks, when it began, whether it has left."""
+    """The generation at work: the nodes of its ranks, when it began, whether it has left.
+
+    ``step`` steps are finished; ``step_s``, ``save_s`` and ``pause_s`` are how long a step, a save
+    and a restart take, None before there was one; ``losses`` is how often the run lost workers in
+    the ``age_s`` seconds since its driver started.
+    """
 
     nodes: Sequence[str]
     began_s: float
     has_left: bool
+    step: int = 0
+    step_s: float | None = None
+    save_s: float | None = None
+    pause_s: float | None = None
+    losses: int = 0
+    age_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -69,28 +100,61 @@ def workers_to_start(offers: Sequence[Offer], limits: Limits) -> int | None:
     return possible if possible >= limits.fewest else None
 
 
-def notice(offers: Sequence[Offer], running: Running) -> list[str]:
-    """The nodes of the running generation whose end is announced."""
-    draining = {offer.node_id for offer in offers if offer.draining}
-    return sorted(draining.intersection(running.nodes))
+def noticed(offers: Sequence[Offer], running: Running) -> dict[str, float | None]:
+    """The nodes of the running generation whose end is announced, and when it is to come."""
+    return {
+        offer.node_id: offer.deadline_s
+        for offer in sorted(offers, key=lambda each: each.node_id)
+        if offer.draining and offer.node_id in running.nodes
+    }
 
 
-def reason_to_leave(
-    offers: Sequence[Offer],
-    running: Running,
-    limits: Limits,
-    now_s: float,
-    more_since_s: float | None,
-) -> str | None:
-    """Why the running generation should save and make way for another, or None.
+def too_late(going: Mapping[str, float | None], running: Running, now_s: float) -> list[str]:
+    """Those of the noticed nodes that will be gone before a save could be complete."""
+    save_s = SAVE_UNKNOWN_S if running.save_s is None else running.save_s
+    need_s = save_s + (running.step_s or 0.0)  # a save waits for the step at work
+    return [node for node, end_s in going.items() if end_s is not None and end_s - now_s < need_s]
 
-    ``more_since_s`` is since when more workers have been possible than are running.
+
+def notice_is_due(
+    going: Mapping[str, float | None], running: Running, now_s: float, first_seen_s: float
+) -> bool:
+    """Whether to save and leave for these nodes now, or to wait for other notices.
+
+    ``first_seen_s`` is when the first of them was seen. The run makes steps meanwhile; it does not
+    wait where the nearest deadline leaves no room for it.
     """
-    going = notice(offers, running)
-    if going:
-        return f"notice: {', '.join(node[:8] for node in going)} will be taken away"
+    if now_s - first_seen_s >= NOTICE_WINDOW_S:
+        return True
+    ends_s = [end_s for end_s in going.values() if end_s is not None]
+    if len(ends_s) < len(going):
+        return True  # nobody knows how long there is
+    save_s = SAVE_UNKNOWN_S if running.save_s is None else running.save_s
+    room_s = NOTICE_WINDOW_S + 2 * (save_s + (running.step_s or 0.0))
+    return min(ends_s) - first_seen_s < room_s
+
+
+def growth_gain(running: Running, possible: int, limits: Limits) -> float:
+    """Steps with ``possible`` workers over steps without, in the time the run may stay as it is.
+
+    A step takes as many rounds as a worker has micro-batches. The stay is how long the run has gone
+    on average without losing a worker (a prior of half an hour counts as one loss), and no longer
+    than what is left of the run; the pause of the restart is taken off. Infinite while no step has
+    been timed.
+    """
+    if running.step_s is None:
+        return math.inf
+    rounds = [-(-limits.micro_batches // workers) for workers in (running.world_size, possible)]
+    left_s = (limits.steps - running.step) * running.step_s
+    stay_s = min((running.age_s + STAY_PRIOR_S) / (running.losses + 1), left_s)
+    pause_s = PAUSE_UNKNOWN_S if running.pause_s is None else running.pause_s
+    return max(0.0, 1 - pause_s / max(stay_s, 1e-9)) * rounds[0] / rounds[1]
+
+
+def growth_is_due(running: Running, now_s: float, more_since_s: float | None) -> bool:
+    """Whether more workers have been possible for long enough, and the generation is not young.
+
+    ``more_since_s`` is since when more workers have been possible than are running, warm ones.
+    """
     stable = more_since_s is not None and now_s - more_since_s >= GROWTH_STABLE_S
-    if stable and now_s - running.began_s >= GROWTH_INTERVAL_S:
-        possible = possible_workers(offers, limits)
-        return f"growth: {possible} workers are possible, {running.world_size} run"
-    return None
+    return stable and now_s - running.began_s >= GROWTH_INTERVAL_S

@@ -85,12 +85,13 @@ class Validation(_Event):
 
 
 class Checkpoint(_Event):
-    """A checkpoint was committed."""
+    """A checkpoint was committed; ``took_s`` is how long the run waited for it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     attempt: int
     step: int
     uri: str
+    took_s: float | None = None
 
 
 class Notice(_Event):
@@ -125,6 +126,22 @@ class Failed(_Event):
     cause: str
     message: str
     counted: bool
+
+
+class Skipped(_Event):
+    """The batch of a step is left out from now on, after its loss was not finite."""
+
+    kind: Literal["skipped"] = "skipped"
+    attempt: int
+    step: int
+
+
+class Remark(_Event):
+    """A decision about the running generation that changed nothing, and why."""
+
+    kind: Literal["remark"] = "remark"
+    attempt: int
+    text: str
 
 
 class NodeLost(_Event):
@@ -163,6 +180,8 @@ Event = (
     | LeaveAsked
     | Left
     | Failed
+    | Skipped
+    | Remark
     | NodeLost
     | Waiting
     | Finished

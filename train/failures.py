@@ -1,9 +1,8 @@
 """What a failed generation means for the run: pure classification of the ranks' errors.
 
 When one rank fails, the others fail after it with errors of their own collectives; those say
-nothing. Promises: a lost node is never held against the job, a crash (of user code, or of a process
-whose node lives) at most ``max_failures`` times, and an error that would come again the same way
-(bad data, a loss that is not finite) ends the run at once with its own message.
+nothing: the error that says most is taken for all. What follows from it is
+:mod:`ebbtide.train.retries`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ebbtide.platform.errors import EbbtideError, StorageError, TrainingError
+from ebbtide.platform.errors import EbbtideError, NotFiniteError, StorageError, TrainingError
 from ebbtide.platform.ray_seam import ProcessLost
 
 _COLLECTIVE = re.compile(
@@ -35,7 +34,9 @@ class Cause(StrEnum):
     """Why a generation ended before its time."""
 
     NODE_LOST = "node lost"
+    KILLED = "killed"
     CRASH = "crash"
+    NOT_FINITE = "not finite"
     FINAL = "final"
 
 
@@ -72,10 +73,12 @@ def classify(errors: Mapping[int, Exception], node_is_lost: bool) -> Failure:
     """The meaning of the ranks' errors. ``node_is_lost``: a node of the generation is gone."""
     by_weight = sorted(errors.items(), key=lambda item: (_weight(item[1]), item[0]))
     rank, error = by_weight[0]
+    if isinstance(error, NotFiniteError):
+        return Failure(Cause.NOT_FINITE, rank, error)
     if _is_final(error):
         return Failure(Cause.FINAL, rank, error)
     if isinstance(error, PeerLost | ProcessLost):
-        cause = Cause.NODE_LOST if node_is_lost else Cause.CRASH
+        cause = Cause.NODE_LOST if node_is_lost else Cause.KILLED
         return Failure(cause, rank, error)
     return Failure(Cause.CRASH, rank, error)
 

@@ -11,6 +11,7 @@ from ebbtide.train.events import (
     GenerationBegan,
     LeaveAsked,
     Left,
+    Skipped,
     Started,
     Step,
     Validation,
@@ -43,6 +44,7 @@ class History:
         self.sessions = 0
         self.attempts: list[AttemptHistory] = []
         self.kept: dict[int, Step] = {}
+        self.skipped: list[int] = []
         self.validation_loss: float | None = None
         self._asked: str | None = None
         self._recent: list[Step] = []
@@ -100,6 +102,8 @@ class History:
                 self._end(self._asked or "notice")
             case Failed():
                 self._end("failure")
+            case Skipped():
+                self.skipped.append(event.step)
             case _:
                 pass
 

@@ -133,7 +133,7 @@ def _open(
     from ebbtide.train.desk import open_desk
     from ebbtide.train.driver import Driver
 
-    desk = open_desk(config.run_uri, history.next_attempt)
+    desk = open_desk(config.run_uri, history.next_attempt, history.skipped)
     started = Started(time_s=clock.time(), steps=config.steps)
     with (
         EventLog(run, session=history.sessions) as log,
@@ -169,12 +169,13 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     from ebbtide.train.worker import RankSpec, train_function
 
     workers = config.workers
+    limits = Limits(workers.min, workers.max, config.batch.micro_batches, config.steps)
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     with tempfile.TemporaryDirectory(prefix="ebbtide-train-") as folder:
         trainer = ElasticTrainer(
             train_function(RankSpec(config, os.getcwd(), passed_on)),
-            scaling=Scaling(config.run_uri, Limits(workers.min, workers.max)),
-            judge=Judge(config.run_uri, workers.max_failures),
+            scaling=Scaling(config.run_uri, limits),
+            judge=Judge(config.run_uri, workers.max_failures, config.on_nan == "skip"),
             tick=lock.watched(driver.tick),
             scaling_config=ScalingConfig(
                 num_workers=(workers.min, workers.max),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -32,7 +34,7 @@ from ebbtide.train.shard import PlainReduction, Reduction, checkpoint_activation
 from ebbtide.train.step import StepResult, TrainStep
 from ebbtide.train.validate import validation_loss
 
-__all__ = ["Outcome", "StepResult", "Surroundings", "run_generation"]
+__all__ = ["Outcome", "StepResult", "Surroundings", "Training", "run_generation"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,8 @@ class Surroundings(Protocol):
     def on_validation(self, step: int, loss: float) -> None:
         """The validation loss after ``step`` steps; the same on every rank."""
 
-    def on_checkpoint(self, info: CheckpointInfo) -> None:
-        """A checkpoint has been committed; called on every rank."""
+    def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
+        """A checkpoint has been committed, for which the loop waited; called on every rank."""
 
 
 @dataclass(frozen=True)
@@ -80,23 +82,25 @@ def run_generation(
     device: torch.device,
     *,
     checkpoints: bool = True,
+    skip: Collection[int] = (),
 ) -> Outcome:
     """Train from the newest committed checkpoint to the end, or until the world says to leave.
 
     Called on every rank with the default process group initialised. Raises TrainingError naming
     the step if the loss is not finite, ConfigError, CheckpointError, DataError, StorageError.
-    Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage.
+    Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage. The
+    batches of the 1-based steps ``skip`` are left out.
     """
     torch.set_num_threads(config.workers.threads)
     if config.reduction == "exact":
         make_deterministic(device)
     with surroundings.meter.measure(Owner.RESTART):
-        training = _Training(config, generation_index, surroundings, device, checkpoints)
+        training = Training(config, generation_index, surroundings, device, checkpoints, skip)
     with contextlib.closing(training.step.loader):
         return training.run()
 
 
-class _Training:
+class Training:
     """One generation: everything that depends on the world is built here, and dropped after."""
 
     def __init__(
@@ -106,8 +110,10 @@ class _Training:
         surroundings: Surroundings,
         device: torch.device,
         checkpoints: bool,
+        skip: Collection[int] = (),
     ) -> None:
         self.config, self.surroundings, self.device = config, surroundings, device
+        self.skip = frozenset(skip)
         sequence_length = config.data.sequence_length
         data = TokenDataset(config.data.uri, "train", sequence_length)
         self.validation = TokenDataset(config.data.uri, "validation", sequence_length)
@@ -162,13 +168,9 @@ class _Training:
         if finished and self.last_validation is None and self._validation_is_due(finished):
             self._validate(finished)
         while finished < self.config.steps:
-            result = self.step.run(finished)
-            finished = result.step
-            self.tokens_seen += result.tokens
-            self.last_loss = result.loss
-            if self.config.digest:
-                result = replace(result, digests=state_digests(self.state))
-            self.surroundings.on_step(result)
+            finished += 1
+            if finished not in self.skip:
+                self._make(finished)
             reason = self.surroundings.should_leave(finished)
             if reason is not None and finished < self.config.steps:
                 logger.info("leaving after step %d: %s", finished, reason)
@@ -178,6 +180,15 @@ class _Training:
             if finished % self.config.checkpoint.every_steps == 0 or finished == self.config.steps:
                 self._save(finished, validated)
         return Outcome("finished", finished, self.last_loss, self.last_validation)
+
+    def _make(self, number: int) -> None:
+        """Make the 1-based step."""
+        result = self.step.run(number - 1)
+        self.tokens_seen += result.tokens
+        self.last_loss = result.loss
+        if self.config.digest:
+            result = replace(result, digests=state_digests(self.state))
+        self.surroundings.on_step(result)
 
     def _validation_is_due(self, finished: int) -> bool:
         every = self.config.validation.every_steps
@@ -202,13 +213,14 @@ class _Training:
         checkpoints = self.checkpoints
         if checkpoints is None:
             return
+        start_s = time.monotonic()
         with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
             info = checkpoints.save(
                 self.state, finished, self.tokens_seen, self.last_loss, validated
             )
             if self.generation.rank == 0:
                 retention.collect(checkpoints.run, info, self.config.checkpoint.keep_last)
-        self.surroundings.on_checkpoint(info)
+        self.surroundings.on_checkpoint(info, time.monotonic() - start_s)
 
 
 def _checkpoints(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ebbtide.platform.errors import TrainingError
+from ebbtide.platform.errors import NotFiniteError
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train.agree import total
 from ebbtide.train.config import TrainConfig
@@ -70,7 +70,7 @@ class TrainStep:
     meter: Meter
 
     def run(self, step: int) -> StepResult:
-        """Make the 0-based step. Raises TrainingError if its loss or gradient is not finite."""
+        """Make the 0-based step. Raises NotFiniteError if its loss or gradient is not finite."""
         self.meter.step = step + 1
         with self.meter.measure(Owner.COMPUTE):
             with self.meter.measure(Owner.DATA_STALL):
@@ -120,8 +120,9 @@ class TrainStep:
 def _require_finite(step: int, loss: float, grad_norm: float) -> None:
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
-    raise TrainingError(
+    raise NotFiniteError(
         f"step {step}: the loss is {loss:g} and the gradient's norm {grad_norm:g}; the step is not "
         "taken and nothing of it is saved. Lower optimizer.lr, lengthen schedule.warmup_steps, or "
-        "look at the data"
+        "look at the data",
+        step,
     )

@@ -46,7 +46,7 @@ class Alone:
         self.last = {"step": float(step), **self._step, "validation_loss": loss}
         self._report(self.last)
 
-    def on_checkpoint(self, info: CheckpointInfo) -> None:
+    def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
         return None
 
 

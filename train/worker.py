@@ -75,12 +75,13 @@ def run_rank(spec: RankSpec) -> None:
     dist.all_gather_object(nodes, node)
     environment = context.get_runtime_env_string()
     attempt = from_first(lambda: int(ray.get(desk.begin.remote(nodes, environment))))
+    skip = from_first(lambda: list(ray.get(desk.skipped.remote())))
     log.bind(attempt=attempt)
     device = get_device()
     with LedgerWriter(open_storage(spec.config.run_uri), name=f"rank{rank}") as ledger:
         meter = Meter(SystemClock(), ledger.recorder(node, attempt))
         with contextlib.closing(RaySurroundings(desk, attempt, meter, device)) as surroundings:
-            outcome = run_generation(spec.config, attempt, surroundings, device)
+            outcome = run_generation(spec.config, attempt, surroundings, device, skip=skip)
         if outcome.status == "left":
             ledger.flush()
             if rank == 0:
@@ -169,10 +170,14 @@ class RaySurroundings:
             lambda: Validation(time_s=time.time(), attempt=self._attempt, step=step, loss=loss)
         )
 
-    def on_checkpoint(self, info: Any) -> None:
+    def on_checkpoint(self, info: Any, took_s: float) -> None:
         self._post(
             lambda: Checkpoint(
-                time_s=time.time(), attempt=self._attempt, step=info.step, uri=info.uri
+                time_s=time.time(),
+                attempt=self._attempt,
+                step=info.step,
+                uri=info.uri,
+                took_s=took_s,
             )
         )
 

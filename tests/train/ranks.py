@@ -53,7 +53,7 @@ class Recorder:
     def on_validation(self, step: int, loss: float) -> None:
         self.validations.append((step, loss))
 
-    def on_checkpoint(self, info: CheckpointInfo) -> None:
+    def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
         self.saved.append(info)
 
 

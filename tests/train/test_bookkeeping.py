@@ -85,15 +85,15 @@ def test_an_attempt_that_made_no_step_started_from_the_last_checkpoint() -> None
 
 def test_a_node_is_the_runs_from_when_it_is_held_to_its_end() -> None:
     book = books()
-    records, events = book.see(["a"], nodes("a", "b"), {}, 100.0)
+    records, events = book.see(["a"], nodes("a", "b"), set(), 100.0)
     assert events == []
     (up,) = records
     assert isinstance(up, NodeUp)
     assert (up.node_id, up.market, up.zone) == ("a", Market.SPOT, "z")
     assert up.usd_per_hour is not None
-    assert book.see(["a"], nodes("a", "b"), {}, 200.0) == ([], [])
+    assert book.see(["a"], nodes("a", "b"), set(), 200.0) == ([], [])
     book.follow([began(0, 200.0, "a")])
-    records, events = book.see(["a"], nodes("b"), {}, 3700.0)
+    records, events = book.see(["a"], nodes("b"), set(), 3700.0)
     assert records == [NodeDown(node_id="a", time_s=3700.0)]
     assert events == [NodeLost(time_s=3700.0, node="a", announced=False)]
     assert book.usd(9999.0) == up.usd_per_hour
@@ -103,11 +103,10 @@ def test_a_node_is_the_runs_from_when_it_is_held_to_its_end() -> None:
 def test_a_node_that_was_announced_stays_the_runs_until_it_is_gone() -> None:
     book = books()
     book.follow([began(0, 100.0, "a", "b")])
-    book.see(["a", "b"], nodes("a", "b"), {}, 100.0)
-    records, events = book.see(["a", "b"], nodes("a", "b"), {"b": 160.0}, 110.0)
-    assert (records, events) == ([], [Notice(time_s=110.0, node="b", deadline_s=160.0)])
-    assert book.see(["a"], nodes("a", "b"), {"b": 160.0}, 120.0) == ([], [])
-    records, events = book.see(["a"], nodes("a"), {}, 130.0)
+    book.see(["a", "b"], nodes("a", "b"), set(), 100.0)
+    assert book.follow([Notice(time_s=110.0, node="b", deadline_s=160.0)]) == []
+    assert book.see(["a"], nodes("a", "b"), {"b"}, 120.0) == ([], [])
+    records, events = book.see(["a"], nodes("a"), set(), 130.0)
     assert records == [NodeDown(node_id="b", time_s=130.0)]
     assert events == [NodeLost(time_s=130.0, node="b", announced=True)]
 
@@ -115,15 +114,15 @@ def test_a_node_that_was_announced_stays_the_runs_until_it_is_gone() -> None:
 def test_a_node_that_is_given_back_is_not_lost() -> None:
     book = books()
     book.follow([began(0, 100.0, "a")])
-    book.see(["a", "b"], nodes("a", "b"), {}, 100.0)
-    records, events = book.see(["a"], nodes("a", "b"), {}, 110.0)
+    book.see(["a", "b"], nodes("a", "b"), set(), 100.0)
+    records, events = book.see(["a"], nodes("a", "b"), set(), 110.0)
     assert (records, events) == ([NodeDown(node_id="b", time_s=110.0)], [])
 
 
 def test_a_node_without_a_known_price_makes_the_sum_partial() -> None:
     book = books()
     unknown = {"x": ClusterNode("x", {LABEL_INSTANCE_TYPE: "no-such-type"})}
-    records, _ = book.see(["x"], unknown, {}, 0.0)
+    records, _ = book.see(["x"], unknown, set(), 0.0)
     assert isinstance(records[0], NodeUp)
     assert records[0].usd_per_hour is None
     assert book.partial
@@ -133,6 +132,6 @@ def test_a_node_without_a_known_price_makes_the_sum_partial() -> None:
 def test_a_market_that_is_not_one_falls_back_to_the_jobs() -> None:
     book = books()
     odd = {"x": ClusterNode("x", {LABEL_MARKET: "bazaar"})}
-    records, _ = book.see(["x"], odd, {}, 0.0)
+    records, _ = book.see(["x"], odd, set(), 0.0)
     assert isinstance(records[0], NodeUp)
     assert records[0].market is Market.ON_DEMAND

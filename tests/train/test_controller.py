@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import ray
 
-from ebbtide.platform.errors import DataError
+from ebbtide.platform.errors import DataError, NotFiniteError
 from ebbtide.platform.ray_seam import NodeOffer, ProcessLost
 from ebbtide.train import controller
 from ebbtide.train.controller import Judge, Scaling
 from ebbtide.train.desk import Desk
-from ebbtide.train.elastic import Limits
-from ebbtide.train.events import Failed, LeaveAsked, Waiting
+from ebbtide.train.elastic import NOTICE_WINDOW_S, Limits
+from ebbtide.train.events import Failed, LeaveAsked, Notice, Remark, Skipped, Waiting
 from ebbtide.train.failures import PeerLost, UserCrash
+from tests.train.test_events import step
 
 
 class Remote:
@@ -43,8 +45,10 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     yield desk
 
 
-def offer(name: str, *, draining: bool = False, reachable: bool = True) -> NodeOffer:
-    return NodeOffer(name, 1, draining, reachable)
+def offer(
+    name: str, *, draining: bool = False, reachable: bool = True, deadline_s: float | None = None
+) -> NodeOffer:
+    return NodeOffer(name, 1, draining or deadline_s is not None, reachable, deadline_s)
 
 
 def test_too_few_workers_are_told_and_waited_for(desk: Desk) -> None:
@@ -66,6 +70,58 @@ def test_a_running_generation_is_never_resized_before_it_has_left(desk: Desk) ->
     assert [event.reason.partition(":")[0] for event in asked] == ["notice"]
     desk.left(attempt, 5)
     assert scaling.to_resize(going) == 1
+
+
+def test_notices_that_come_together_make_one_restart(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    scaling = Scaling("run", Limits(1, 4))
+    desk.begin(["a", "b", "c"])
+    first = [offer("a"), offer("b", deadline_s=1120.0), offer("c")]
+    both = [offer("a"), offer("b", deadline_s=1120.0), offer("c", deadline_s=1124.0)]
+    scaling.to_resize(first)
+    now_s += NOTICE_WINDOW_S - 1
+    scaling.to_resize(both)
+    events = desk.take()[0]
+    assert [event.node for event in events if isinstance(event, Notice)] == ["b", "c"]
+    assert not any(isinstance(event, LeaveAsked) for event in events)
+    now_s += 1
+    scaling.to_resize(both)
+    (asked,) = [event for event in desk.take()[0] if isinstance(event, LeaveAsked)]
+    assert asked.reason == "notice: b, c will be taken away"
+
+
+def test_a_notice_without_time_for_a_save_is_said_and_left_to_the_kill(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    scaling = Scaling("run", Limits(1, 4))
+    desk.begin(["a", "b"])
+    for _ in range(2):
+        scaling.to_resize([offer("a"), offer("b", deadline_s=1001.0)])
+    events = desk.take()[0]
+    assert not any(isinstance(event, LeaveAsked) for event in events)
+    (remark,) = [event for event in events if isinstance(event, Remark)]
+    assert remark.text.startswith("notice: b will be gone before a save could be complete")
+
+
+def test_growth_that_is_not_worth_it_is_said_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(1, 4, micro_batches=4, steps=11)
+    scaling = Scaling("run", limits)
+    attempt = desk.begin(["a", "b"])
+    for number in range(1, 11):
+        desk.post(step(number, attempt))
+    desk.take()
+    began_s = time.time()
+    for later_s in (0.0, 20.0, 30.0):
+        monkeypatch.setattr(time, "time", lambda s=began_s + later_s: s)
+        scaling.to_resize([offer(name) for name in "abcd"])
+    events = desk.take()[0]
+    assert [event.kind for event in events] == ["remark"]
 
 
 def test_a_generation_that_has_left_is_resized_once(desk: Desk) -> None:
@@ -128,14 +184,26 @@ def test_lost_nodes_are_forgiven_without_end(desk: Desk, lose: Callable[[set[str
     assert failures(desk) == [("node lost", False)] * 10
 
 
-def test_crashes_are_forgiven_as_often_as_the_job_says(
-    desk: Desk, lose: Callable[[set[str]], None]
-) -> None:
+def test_the_next_start_waits_after_a_crash(desk: Desk, lose: Callable[[set[str]], None]) -> None:
+    scaling = Scaling("run", Limits(1, 2))
     judge = Judge("run", max_failures=2)
     desk.begin(["a", "b"])
-    answers = [judge.go_on({1: UserCrash("boom")}) for _ in range(3)]
-    assert answers == [True, True, False]
-    assert failures(desk) == [("crash", True)] * 3
+    assert judge.go_on({1: UserCrash("boom")})
+    assert failures(desk) == [("crash", True)]
+    assert scaling.to_start([offer("a")]) is None
+    desk.wait_until(0.0)
+    assert scaling.to_start([offer("a")]) == 1
+
+
+def test_a_bad_batch_is_left_out_once(desk: Desk, lose: Callable[[set[str]], None]) -> None:
+    judge = Judge("run", max_failures=0, skip_bad_batch=True)
+    attempt = desk.begin(["a"])
+    assert judge.go_on({0: NotFiniteError("step 7: nan", 7), 1: PeerLost("x")})
+    assert desk.skipped() == (7,)
+    assert not judge.go_on({0: NotFiniteError("step 9: nan", 9)})
+    events = [event for event in desk.take()[0] if isinstance(event, Failed | Skipped)]
+    assert [event.kind for event in events] == ["failed", "skipped", "failed"]
+    assert {event.attempt for event in events} == {attempt}
 
 
 def test_an_error_that_would_come_again_ends_the_run(

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ebbtide.train.desk import Desk, actor_name
-from ebbtide.train.events import GenerationBegan, LeaveAsked, Left, Waiting
+from ebbtide.train.events import (
+    GenerationBegan,
+    LeaveAsked,
+    Left,
+    Notice,
+    Remark,
+    Skipped,
+    Waiting,
+)
 
 
 def test_attempts_go_on_from_those_of_earlier_drivers() -> None:
@@ -22,7 +30,7 @@ def test_a_generation_is_asked_once_and_leaves_once() -> None:
     desk.left(first, 7)
     standing = desk.standing()
     assert standing is not None
-    assert standing.has_left
+    assert standing.running.has_left
     events, _ = desk.take()
     assert [type(event) for event in events] == [GenerationBegan, LeaveAsked, Left]
     assert desk.take()[0] == []
@@ -38,8 +46,35 @@ def test_the_next_generation_is_not_asked_for_the_sake_of_the_last() -> None:
     desk.left(first, 7)
     standing = desk.standing()
     assert standing is not None
-    assert (standing.attempt, standing.has_left) == (second, False)
+    assert (standing.attempt, standing.running.has_left) == (second, False)
     assert desk.reason_to_leave(second) is None
+
+
+def test_a_node_is_announced_once() -> None:
+    desk = Desk()
+    desk.announce({"b": 60.0})
+    desk.announce({"a": None, "b": 60.0})
+    notices = [(each.node, each.deadline_s) for each in desk.take()[0] if isinstance(each, Notice)]
+    assert notices == [("b", 60.0), ("a", None)]
+
+
+def test_a_kind_of_remark_is_kept_once_a_generation() -> None:
+    desk = Desk()
+    first = desk.begin(["a"])
+    for gain in ("0.9", "0.8"):
+        desk.remark(first, f"no growth: {gain}")
+    desk.remark(first, "notice: too late")
+    second = desk.begin(["a"])
+    desk.remark(first, "no growth: of the last")
+    desk.remark(second, "no growth: again")
+    remarks = [each.text for each in desk.take()[0] if isinstance(each, Remark)]
+    assert remarks == ["no growth: 0.9", "notice: too late", "no growth: again"]
+
+
+def test_batches_that_are_left_out_stay_so() -> None:
+    desk = Desk(skipped=[3])
+    desk.post(Skipped(time_s=0.0, attempt=0, step=7))
+    assert desk.skipped() == (3, 7)
 
 
 def test_waiting_is_told_once_in_a_while() -> None:

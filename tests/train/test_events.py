@@ -19,9 +19,9 @@ from ebbtide.train.events import (
 )
 
 
-def step(number: int, attempt: int = 0, loss: float = 1.0) -> Step:
+def step(number: int, attempt: int = 0, loss: float = 1.0, time_s: float | None = None) -> Step:
     return Step(
-        time_s=float(number),
+        time_s=float(number) if time_s is None else time_s,
         attempt=attempt,
         step=number,
         loss=loss,

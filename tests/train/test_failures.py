@@ -21,9 +21,9 @@ def test_a_lost_node_is_known_by_the_errors_of_those_it_leaves_behind() -> None:
     assert (failure.cause, failure.rank) == (Cause.NODE_LOST, 1)
 
 
-def test_a_process_that_dies_on_a_node_that_lives_has_crashed() -> None:
+def test_a_process_that_dies_on_a_node_that_lives_was_killed() -> None:
     failure = classify({0: PeerLost(GLOO), 1: ProcessLost("died")}, node_is_lost=False)
-    assert failure.cause is Cause.CRASH
+    assert failure.cause is Cause.KILLED
 
 
 def test_an_error_of_user_code_outweighs_what_it_does_to_the_others() -> None:
