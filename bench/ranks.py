@@ -29,6 +29,38 @@ def _rank(
     dist.destroy_process_group()
 
 
+def carry_through_host() -> None:
+    """Let gloo move GPU tensors, which it can only in part: by way of the host.
+
+    For several ranks on one GPU, which NCCL refuses. It changes how bytes move, not the bytes.
+    """
+    import torch
+    import torch.distributed as dist
+
+    def carried(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+            def to_host(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor) or not value.is_cuda:
+                    return value
+                moved.append((value, value.cpu()))
+                return moved[-1][1]
+
+            answer = original(
+                *map(to_host, args), **{key: to_host(value) for key, value in kwargs.items()}
+            )
+            for there, here in moved:
+                there.copy_(here)
+            return answer
+
+        return call
+
+    for name in ("all_gather_into_tensor", "all_gather_single", "all_to_all_single", "all_reduce"):
+        if hasattr(dist, name):
+            setattr(dist, name, carried(getattr(dist, name)))
+
+
 def run_ranks(world_size: int, job: Callable[..., T], *args: Any) -> T:
     """``job(*args)`` on every rank of a new group; rank 0's answer. Raises if a rank fails."""
     context = multiprocessing.get_context("spawn")

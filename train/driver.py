@@ -27,6 +27,7 @@ from ebbtide.train.events import (
     Notice,
     Remark,
     Skipped,
+    Straggler,
     Validation,
     Waiting,
 )
@@ -194,6 +195,13 @@ class Driver:
                 )
             case Skipped():
                 logger.warning("the batch of step %d is left out from now on", event.step)
+            case Straggler():
+                logger.warning(
+                    "rank %d on node %s is a straggler: it works %.1f times as long as the median",
+                    event.rank,
+                    event.node[:8],
+                    event.ratio,
+                )
             case Remark():
                 logger.info("attempt %d: %s", event.attempt, event.text)
             case Validation():

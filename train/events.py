@@ -136,6 +136,17 @@ class Skipped(_Event):
     step: int
 
 
+class Straggler(_Event):
+    """A rank has worked ``ratio`` times as long as the median rank for many steps on end."""
+
+    kind: Literal["straggler"] = "straggler"
+    attempt: int
+    step: int
+    rank: int
+    node: str
+    ratio: float
+
+
 class Remark(_Event):
     """A decision about the running generation that changed nothing, and why."""
 
@@ -181,6 +192,7 @@ Event = (
     | Left
     | Failed
     | Skipped
+    | Straggler
     | Remark
     | NodeLost
     | Waiting

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train.generation import Generation
 from ebbtide.train.shard import local
 
@@ -70,12 +71,14 @@ def add_up(nodes: Mapping[Node, Tensor], micro_batches: int) -> Tensor:
 class ExactReduction:
     """A :class:`ebbtide.train.shard.Reduction` over a model that FSDP2 has sharded."""
 
-    def __init__(self, model: nn.Module, generation: Generation, micro_batches: int) -> None:
+    def __init__(
+        self, model: nn.Module, generation: Generation, micro_batches: int, meter: Meter
+    ) -> None:
         self._parameters = list(model.parameters())
         self._plan = _Plan(generation, micro_batches)
         for part in model.modules():
             if isinstance(part, FSDPModule):
-                exchange = _Exchange(self._plan)
+                exchange = _Exchange(self._plan, meter)
                 part.set_custom_reduce_scatter(exchange)
                 part.set_all_reduce_hook(exchange.finish)
 
@@ -125,8 +128,8 @@ class _Exchange(ReduceScatter):
     becomes, or is added to, the parameters' gradient: zeros in all rounds but the last.
     """
 
-    def __init__(self, plan: _Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: _Plan, meter: Meter) -> None:
+        self._plan, self._meter = plan, meter
         self._free: list[Tensor] = []
         self._nodes: dict[Node, Tensor] = {}
         self._input: Tensor | None = None
@@ -202,13 +205,14 @@ class _Exchange(ReduceScatter):
             sends = nodes[rank] is not None
             from_ranks = [shard_numel if node is not None else 0 for node in nodes]
             received = like.new_empty(sum(from_ranks))
-            dist.all_to_all_single(
-                received,
-                own[slot] if sends else like.new_empty(0),
-                output_split_sizes=from_ranks,
-                input_split_sizes=[shard_numel if sends else 0] * world_size,
-                group=group,
-            )
+            with self._meter.measure(Owner.NETWORK_STALL):
+                dist.all_to_all_single(
+                    received,
+                    own[slot] if sends else like.new_empty(0),
+                    output_split_sizes=from_ranks,
+                    input_split_sizes=[shard_numel if sends else 0] * world_size,
+                    group=group,
+                )
             present = [node for node in nodes if node is not None]
             found.update(zip(present, received.view(-1, shard_numel).unbind(0), strict=True))
         return add_up(found, self._plan.micro_batches)

@@ -19,6 +19,7 @@ from ebbtide.platform.storage import open_storage
 from ebbtide.train import resume, retention
 from ebbtide.train.agree import from_first
 from ebbtide.train.checkpoint import Checkpoints, training_state
+from ebbtide.train.collectives import meter_collectives
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import TokenDataset, index_digest
 from ebbtide.train.digest import state_digests
@@ -123,6 +124,7 @@ class Training:
             checkpoint_activations(self.model)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         shard(self.model, mesh, config.precision)
+        meter_collectives(self.model, surroundings.meter)
         optimizer = build_optimizer(self.model, config.optimizer)
         self.state = training_state(self.model, optimizer)
 
@@ -141,7 +143,7 @@ class Training:
         self.loss = build_loss(config.model)
         self.step = TrainStep(
             config=config,
-            rank=self.generation.rank,
+            generation=self.generation,
             device=device,
             model=self.model,
             loss=self.loss,
@@ -160,7 +162,12 @@ class Training:
     def _reduction(self) -> Reduction:
         if self.config.reduction == "plain":
             return PlainReduction(self.model)
-        return ExactReduction(self.model, self.generation, self.config.batch.micro_batches)
+        return ExactReduction(
+            self.model,
+            self.generation,
+            self.config.batch.micro_batches,
+            self.surroundings.meter,
+        )
 
     def run(self) -> Outcome:
         """The loop. A validation that was due when the last generation left is made up for."""

@@ -19,11 +19,14 @@ from ebbtide.platform.errors import NotFiniteError
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train.agree import total
 from ebbtide.train.config import TrainConfig
+from ebbtide.train.generation import Generation
 from ebbtide.train.loader import MicroBatch, StepLoader
 from ebbtide.train.loss import Loss, count_tokens
 from ebbtide.train.optim import learning_rate, set_learning_rate
 from ebbtide.train.order import SampleOrder
 from ebbtide.train.shard import Reduction
+
+_WORK = (Owner.COMPUTE, Owner.DATA_STALL)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class StepResult:
     ``step`` counts from 1: after it, that many steps are finished. ``loss`` is the mean over the
     ``tokens`` unmasked tokens of the global batch, in nats; ``grad_norm`` is from before clipping.
     ``sample_ids`` are the global batch in order, on rank 0 only. ``seconds`` is where this rank's
-    time went since its last result, by owner. ``digests`` are of the training state, by tensor, if
+    time went since its last result, by owner. ``busy_s`` is how long each rank worked, not waited,
+    in the step before (0 in the first). ``digests`` are of the training state, by tensor, where
     the job wants them.
     """
 
@@ -45,6 +49,7 @@ class StepResult:
     epoch: int
     sample_ids: Sequence[int] | None
     seconds: Mapping[Owner, float]
+    busy_s: Sequence[float] = ()
     digests: Mapping[str, str] | None = None
 
 
@@ -54,12 +59,12 @@ def draw_seed(seed: int, step: int, micro_batch: int) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainStep:
     """All that a step works with, built for one generation."""
 
     config: TrainConfig
-    rank: int
+    generation: Generation
     device: torch.device
     model: nn.Module
     loss: Loss
@@ -68,15 +73,17 @@ class TrainStep:
     order: SampleOrder
     loader: StepLoader
     meter: Meter
+    _busy_s: float = 0.0
 
     def run(self, step: int) -> StepResult:
         """Make the 0-based step. Raises NotFiniteError if its loss or gradient is not finite."""
+        rank = self.generation.rank
         self.meter.step = step + 1
         with self.meter.measure(Owner.COMPUTE):
             with self.meter.measure(Owner.DATA_STALL):
                 passes = self.loader.take(step)
             tokens = self._count(passes)
-            loss = self._accumulate(step, passes, tokens)
+            loss, busy_s = self._accumulate(step, passes, tokens)
             grad_norm = self.reduction.clip(self.config.optimizer.clip_norm)
             _require_finite(step + 1, loss, grad_norm)
             lr = learning_rate(
@@ -85,6 +92,8 @@ class TrainStep:
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+        seconds = self.meter.take()
+        self._busy_s = sum(seconds.get(owner, 0.0) for owner in _WORK)
         return StepResult(
             step=step + 1,
             loss=loss,
@@ -92,19 +101,28 @@ class TrainStep:
             lr=lr,
             tokens=tokens,
             epoch=self.order.epoch(step),
-            sample_ids=self.order.sample_ids(step).tolist() if self.rank == 0 else None,
-            seconds=self.meter.take(),
+            sample_ids=self.order.sample_ids(step).tolist() if rank == 0 else None,
+            seconds=seconds,
+            busy_s=busy_s,
         )
 
     def _count(self, passes: Sequence[MicroBatch]) -> int:
         """The unmasked tokens of the global batch."""
         own = sum(count_tokens(one.labels) for one in passes if one.number is not None)
-        return int(total(torch.tensor(own, device=self.device)))
+        with self.meter.measure(Owner.NETWORK_STALL):
+            return int(total(torch.tensor(own, device=self.device)))
 
-    def _accumulate(self, step: int, passes: Sequence[MicroBatch], tokens: int) -> float:
-        """Run the passes, leave the gradient on the parameters, return the global mean loss."""
-        losses = torch.zeros(self.config.batch.micro_batches, dtype=torch.float64)
-        losses = losses.to(self.device)
+    def _accumulate(
+        self, step: int, passes: Sequence[MicroBatch], tokens: int
+    ) -> tuple[float, list[float]]:
+        """Run the passes, leave the gradient on the parameters.
+
+        Returns the global mean loss, and every rank's working seconds of the step before.
+        """
+        micro_batches = self.config.batch.micro_batches
+        shared = torch.zeros(micro_batches + self.generation.world_size, dtype=torch.float64)
+        shared[micro_batches + self.generation.rank] = self._busy_s
+        shared = shared.to(self.device)
         for round_index, one in enumerate(passes):
             self.reduction.start_round(round_index, len(passes))
             torch.manual_seed(draw_seed(self.config.seed, step, one.number or 0))
@@ -113,8 +131,10 @@ class TrainStep:
             weight = 0.0 if one.number is None else 1.0 / max(tokens, 1)
             torch.autograd.backward(loss * weight)
             if one.number is not None:
-                losses[one.number] = loss.detach()
-        return float(sum(total(losses).tolist())) / max(tokens, 1)
+                shared[one.number] = loss.detach()
+        with self.meter.measure(Owner.NETWORK_STALL):
+            known = total(shared).tolist()
+        return float(sum(known[:micro_batches])) / max(tokens, 1), known[micro_batches:]
 
 
 def _require_finite(step: int, loss: float, grad_norm: float) -> None:

@@ -8,15 +8,12 @@ controller ends it; an error leaves here only in a form that can be read everywh
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
-import threading
 import time
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ebbtide.platform import log
 from ebbtide.platform.clock import SystemClock
@@ -25,12 +22,11 @@ from ebbtide.platform.meter import Meter, Owner
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.desk import find_desk
-from ebbtide.train.events import Checkpoint, Event, StateDigest, Step, Validation
 from ebbtide.train.failures import UserCrash, portable
+from ebbtide.train.surroundings import RaySurroundings
+from ebbtide.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
-
-_LEAVE_POLL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,12 @@ def run_rank(spec: RankSpec) -> None:
     device = get_device()
     with LedgerWriter(open_storage(spec.config.run_uri), name=f"rank{rank}") as ledger:
         meter = Meter(SystemClock(), ledger.recorder(node, attempt))
-        with contextlib.closing(RaySurroundings(desk, attempt, meter, device)) as surroundings:
+        with (
+            Watchdog(f"rank {rank}") as watchdog,
+            contextlib.closing(
+                RaySurroundings(desk, attempt, meter, nodes, watchdog)
+            ) as surroundings,
+        ):
             outcome = run_generation(spec.config, attempt, surroundings, device, skip=skip)
         if outcome.status == "left":
             ledger.flush()
@@ -102,122 +103,3 @@ def _wait_for_the_end(meter: Meter) -> NoReturn:
     with meter.measure(Owner.RESTART):
         while True:
             time.sleep(3600.0)
-
-
-class RaySurroundings:
-    """The loop's world (:class:`ebbtide.train.loop.Surroundings`) on a rank under Ray."""
-
-    def __init__(self, desk: Any, attempt: int, meter: Meter, device: Any) -> None:
-        import torch.distributed as dist
-
-        self._meter, self._attempt, self._device = meter, attempt, device
-        self._first, self._alone = dist.get_rank() == 0, dist.get_world_size() == 1
-        self._desk = desk
-        self._watch = LeaveWatch(lambda: _ask(desk, attempt)) if self._first else None
-
-    def close(self) -> None:
-        """No more is asked of the desk."""
-        if self._watch is not None:
-            self._watch.close()
-
-    @property
-    def meter(self) -> Meter:
-        return self._meter
-
-    def should_leave(self, step: int) -> str | None:
-        import torch
-        import torch.distributed as dist
-
-        reason = self._watch.reason if self._watch is not None else None
-        if self._alone:
-            return reason
-        flag = torch.tensor(reason is not None, dtype=torch.uint8, device=self._device)
-        dist.broadcast(flag, src=0)
-        if not flag:
-            return None
-        message = [reason]
-        dist.broadcast_object_list(message, src=0)
-        return message[0]
-
-    def on_step(self, result: Any) -> None:
-        self._post(
-            lambda: Step(
-                time_s=time.time(),
-                attempt=self._attempt,
-                step=result.step,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                lr=result.lr,
-                tokens=result.tokens,
-                epoch=result.epoch,
-                samples=samples_digest(result.sample_ids),
-                seconds={owner.value: spent for owner, spent in result.seconds.items()},
-            )
-        )
-
-        if result.digests is not None:
-            self._post(
-                lambda: StateDigest(
-                    time_s=time.time(),
-                    attempt=self._attempt,
-                    step=result.step,
-                    tensors=dict(result.digests),
-                )
-            )
-
-    def on_validation(self, step: int, loss: float) -> None:
-        self._post(
-            lambda: Validation(time_s=time.time(), attempt=self._attempt, step=step, loss=loss)
-        )
-
-    def on_checkpoint(self, info: Any, took_s: float) -> None:
-        self._post(
-            lambda: Checkpoint(
-                time_s=time.time(),
-                attempt=self._attempt,
-                step=info.step,
-                uri=info.uri,
-                took_s=took_s,
-            )
-        )
-
-    def _post(self, event: Callable[[], Event]) -> None:
-        if self._first:
-            self._desk.post.remote(event())
-
-
-class LeaveWatch:
-    """Asks for a reason to leave in the background, so that no step waits for the answer."""
-
-    def __init__(self, ask: Callable[[], str | None], interval_s: float = _LEAVE_POLL_S) -> None:
-        self.reason: str | None = None
-        self._ask, self._interval_s = ask, interval_s
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ebbtide-leave", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ask no more."""
-        self._closed.set()
-        self._thread.join(1.0)  # a rank that has failed does not wait for an answer
-
-    def _run(self) -> None:
-        while self.reason is None and not self._closed.wait(self._interval_s):
-            self.reason = self._ask()
-
-
-def _ask(desk: Any, attempt: int) -> str | None:
-    import ray
-    import ray.exceptions
-
-    try:
-        answer: str | None = ray.get(desk.reason_to_leave.remote(attempt), timeout=5.0)
-    except ray.exceptions.RayError as error:  # the driver is gone, and this process soon is
-        logger.warning("the run's desk does not answer: %s", error)
-        return None
-    return answer
-
-
-def samples_digest(sample_ids: Sequence[int]) -> str:
-    """A digest of the sample ids of a step, in order."""
-    return hashlib.sha256(array("q", sample_ids).tobytes()).hexdigest()[:16]

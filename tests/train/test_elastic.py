@@ -37,8 +37,8 @@ from ebbtide.train.job import train
 from ebbtide.train.loop import run_generation
 from ebbtide.train.manifest import CheckpointInfo
 from ebbtide.train.step import StepResult
+from ebbtide.train.surroundings import samples_digest
 from ebbtide.train.trial import single_process_group
-from ebbtide.train.worker import samples_digest
 from tests.train.conftest import MakeConfig
 
 LIMITS = Limits(1, 4)

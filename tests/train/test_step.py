@@ -48,7 +48,7 @@ def make_step(config: TrainConfig) -> TrainStep:
     order = SampleOrder(Masked.num_sequences, config.batch.global_sequences, config.seed)
     return TrainStep(
         config=config,
-        rank=generation.rank,
+        generation=generation,
         device=torch.device("cpu"),
         model=model,
         loss=cross_entropy,
