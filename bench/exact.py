@@ -38,7 +38,6 @@ GPU_BATCH: dict[str, Any] = {"batch": {"global_sequences": 32, "micro_sequences"
 
 def trace(config: TrainConfig, leave_after: int | None) -> list[Any]:
     """Every step of one generation of a run: loss, gradient norm and digests. On every rank."""
-    import torch.distributed as dist
 
     from ebbtide.train.loop import run_generation
     from ebbtide.train.step import StepResult
@@ -53,7 +52,7 @@ def trace(config: TrainConfig, leave_after: int | None) -> list[Any]:
         def on_step(self, result: StepResult) -> None:
             steps.append((result.step, result.loss, result.grad_norm, result.digests))
 
-    if config.workers.gpus and dist.get_world_size() > 1:
+    if config.workers.gpus:
         carry_through_host()
     run_generation(config, 0, Recorder(lambda report: None), device_of(config))
     return steps
@@ -139,7 +138,8 @@ def compare(
         )
         for kind in ("exact", "plain")
     ]
-    exact, plain = run_ranks(world_size, alternate, jobs, rounds)
+    backend = "nccl" if jobs[0].workers.gpus else "gloo"
+    exact, plain = run_ranks(world_size, alternate, jobs, rounds, backend=backend)
     seconds = [statistics.median(s for s, _ in steps[rounds // 5 :]) for steps in (exact, plain)]
     print(f"{precision}: exact {seconds[0]:.4f} s, plain {seconds[1]:.4f} s a step", flush=True)
     differences = [abs(a - b) / b for (_, a), (_, b) in zip(exact, plain, strict=True)]

@@ -14,14 +14,22 @@ T = TypeVar("T")
 
 
 def _rank(
-    rank: int, world_size: int, store: str, send: Connection, job: Callable[..., Any], *args: Any
+    rank: int,
+    world_size: int,
+    backend: str,
+    store: str,
+    send: Connection,
+    job: Callable[..., Any],
+    *args: Any,
 ) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=world_size
+    )
     answer = job(*args)
     if rank == 0:
         send.send(answer)
@@ -61,14 +69,14 @@ def carry_through_host() -> None:
             setattr(dist, name, carried(getattr(dist, name)))
 
 
-def run_ranks(world_size: int, job: Callable[..., T], *args: Any) -> T:
+def run_ranks(world_size: int, job: Callable[..., T], *args: Any, backend: str = "gloo") -> T:
     """``job(*args)`` on every rank of a new group; rank 0's answer. Raises if a rank fails."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="ebbtide-ranks-") as folder:
         store = str(Path(folder, "store"))
         ranks = [
-            context.Process(target=_rank, args=(rank, world_size, store, send, job, *args))
+            context.Process(target=_rank, args=(rank, world_size, backend, store, send, job, *args))
             for rank in range(world_size)
         ]
         for process in ranks:
