@@ -3,15 +3,14 @@
 For the demo, the tests and benchmarks. Every node is a ``ray start --block`` in a session of its
 own, with its own loopback address, ports and temporary folder, so that nodes can be drained, killed
 and added one by one and no other cluster on the machine is disturbed. Promises:
-:meth:`LocalCluster.stop` leaves no process, no port and no file. When the process that started the
-cluster is killed, the kernel ends the ``ray start`` processes and their raylets with it; Ray's
-agents (two small processes a node) end when they notice, and the next cluster to start removes the
-files.
+:meth:`LocalCluster.stop` leaves no process, no port and no file; when the process that started the
+cluster dies, however it dies, the same is true a few seconds later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -30,6 +29,7 @@ from ebbtide.platform import child_process, process_session
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
+from ebbtide.platform.reaper import Reaper
 
 if TYPE_CHECKING:
     from ebbtide.platform.ray_seam import ControlService, RayNode
@@ -125,6 +125,7 @@ class LocalCluster:
         self._clock = clock or SystemClock()
         self._folder = Path()
         self._starter = ThreadPoolExecutor(1)  # nodes end with the thread that started them
+        self._reaper: Reaper | None = None
         self._session = ""
         self._started = 0
         self._head: subprocess.Popen[bytes] | None = None
@@ -157,7 +158,9 @@ class LocalCluster:
         self._folder = Path(
             tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=self._parent)
         )
+        self._reaper = Reaper()
         try:
+            self._reaper.files(glob.escape(str(self._folder)))
             self._start_head()
             self._start_nodes(self._initial)
         except BaseException:
@@ -166,13 +169,15 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End every process and remove every file. May be called more than once."""
-        for process in [*self._processes, *([self._head] if self._head else [])]:
-            process_session.kill(process)
+        self._starter.shutdown()
+        for process in reversed(self._processes):  # the head last
+            self._end(process)
         self._processes, self._head, self._control, self.nodes = [], None, None, []
         if self._folder != Path():
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = Path()
-        self._starter.shutdown()
+        if self._reaper is not None:
+            self._reaper.dismiss()
 
     @property
     def dashboard_url(self) -> str:
@@ -214,7 +219,7 @@ class LocalCluster:
 
     def kill(self, node: NodeHandle) -> None:
         """SIGKILL the node: its raylet, its agents and its workers, all at once."""
-        process_session.kill(node.process)
+        self._end(node.process)
 
     def restore(self, count: int) -> None:
         """Bring the cluster back to ``count`` usable nodes: end drained ones, add or end others."""
@@ -240,7 +245,7 @@ class LocalCluster:
     def process_names(self) -> list[str]:
         """The command lines of all live processes of the cluster; Ray names its workers there."""
         names = []
-        for process in [*self._processes, *([self._head] if self._head else [])]:
+        for process in self._processes:
             for pid in process_session.processes(process.pid):
                 with contextlib.suppress(OSError):
                     command = Path("/proc", str(pid), "cmdline").read_bytes()
@@ -279,20 +284,32 @@ class LocalCluster:
             f"--temp-dir={folder}",
             *options,
         ]
-        return self._starter.submit(
-            child_process.start,
-            command,
-            log=self._folder / f"{name}.log",
-            env={**self.environment, **node_id_environment(node_id)},
-            cwd=self._folder,
-        ).result()
+        environment = {**self.environment, **node_id_environment(node_id)}
+        return self._starter.submit(self._start_process, name, command, environment).result()
+
+    def _start_process(
+        self, name: str, command: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """On the starter's thread, which an interrupt does not reach: what runs is known."""
+        process = child_process.start(
+            command, log=self._folder / f"{name}.log", env=environment, cwd=self._folder
+        )
+        self._processes.append(process)
+        if self._reaper is not None:
+            self._reaper.session(process.pid)
+        return process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process_session.kill(process)
+        if self._reaper is not None:
+            self._reaper.forget(process.pid)
 
     def _start_head(self) -> None:
         attempts, deadline_s = 1, self._clock.monotonic() + _START_TIMEOUT_S
         self._head = self._launch_head()
         while not self._head_answers():
             if process_session.has_ended(self._head) and attempts < _START_ATTEMPTS:
-                process_session.kill(self._head)
+                self._end(self._head)
                 attempts, self._control, self._head = attempts + 1, None, self._launch_head()
             else:
                 self._expect_running("head", self._head, deadline_s)
@@ -336,7 +353,7 @@ class LocalCluster:
     def _launch(self, index: int, labels: Mapping[str, str]) -> subprocess.Popen[bytes]:
         name = f"n{index}"
         text = ",".join(f"{key}={value}" for key, value in {**labels, _LABEL_NAME: name}.items())
-        process = self._ray_start(
+        return self._ray_start(
             name,
             self._folder / name,
             f"--address={self.address}",
@@ -344,8 +361,6 @@ class LocalCluster:
             f"--node-ip-address=127.0.{index // 250}.{index % 250 + 3}",
             f"--labels={text}",
         )
-        self._processes.append(process)
-        return process
 
     def _start_nodes(self, labels: Sequence[Mapping[str, str]]) -> list[NodeHandle]:
         """Start nodes, as many at a time as there are cores, and wait for all."""
@@ -365,7 +380,7 @@ class LocalCluster:
                     ready.append(NodeHandle(each.name, node.node_id, each.labels, each.process))
                     starting.remove(each)
                 elif process_session.has_ended(each.process) and each.attempts < _START_ATTEMPTS:
-                    process_session.kill(each.process)
+                    self._end(each.process)
                     each.attempts += 1
                     each.process = self._launch(each.index, each.labels)
                 else:

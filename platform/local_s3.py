@@ -1,12 +1,13 @@
 """A real S3 server (SeaweedFS, from its wheel) on this machine, for tests, the demo and benchmarks.
 
 It listens on loopback, keeps its data in a folder of its own, and ends with the process that
-started it, even when that process is killed.
+started it, even when that process is killed; its data and sockets are removed then too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -24,6 +25,7 @@ import botocore.exceptions
 from ebbtide.platform import child_process
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import StorageError
+from ebbtide.platform.reaper import Reaper
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
@@ -65,6 +67,7 @@ class LocalS3:
         self._folder: Path | None = None
         self._ports: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: Reaper | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,13 +89,17 @@ class LocalS3:
         command += [f"-s3.port={s3}", f"-master.port={master}", f"-filer.port={filer}"]
         command += [f"-volume.port={volume}", f"-admin.port={admin}"]
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
-        self._process = child_process.start(
-            command,
-            log=self._folder / "log",
-            env={**os.environ, **self.environment},
-            cwd=self._folder,
-        )
+        self._reaper = Reaper()
         try:
+            for pattern in (glob.escape(str(self._folder)), *self._sockets()):
+                self._reaper.files(pattern)
+            self._process = child_process.start(
+                command,
+                log=self._folder / "log",
+                env={**os.environ, **self.environment},
+                cwd=self._folder,
+            )
+            self._reaper.session(self._process.pid)
             self._wait_until_ready(self._process, self._folder / "log")
         except BaseException:
             self.stop()
@@ -137,7 +144,12 @@ class LocalS3:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        for port in self._ports:  # SeaweedFS leaves its Unix sockets behind
-            for offset in (0, _GRPC_OFFSET):
-                for path in Path("/tmp").glob(f"seaweedfs-*-{port + offset}.sock"):
-                    path.unlink(missing_ok=True)
+        for path in [path for pattern in self._sockets() for path in glob.glob(pattern)]:
+            Path(path).unlink(missing_ok=True)
+        if self._reaper is not None:
+            self._reaper.dismiss()
+
+    def _sockets(self) -> list[str]:
+        """Patterns of the Unix sockets that SeaweedFS leaves behind."""
+        ports = [port + offset for port in self._ports for offset in (0, _GRPC_OFFSET)]
+        return [f"/tmp/seaweedfs-*-{port}.sock" for port in ports]

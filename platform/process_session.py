@@ -30,15 +30,19 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.returncode is not None or bool(os.waitid(os.P_PID, process.pid, flags))
 
 
+def kill_all(session: int) -> None:
+    """SIGKILL every process of a session until none is left."""
+    while alive := processes(session):
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL every process of the session that ``process`` leads, until none is left.
 
     A second call does nothing.
     """
-    if process.returncode is not None:
-        return
-    while alive := processes(process.pid):
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    process.wait()
+    if process.returncode is None:
+        kill_all(process.pid)
+        process.wait()
