@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.serve import interrupts
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +50,47 @@ def connected(address: str, *, ours: bool) -> Iterator[None]:
         _require_reachable(address)
     else:
         os.environ["RAY_AUTH_MODE"] = "disabled"
-    terminate = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=True
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"{address}: cannot connect to Ray there: {error}") from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminate)  # Ray replaces it
-    try:
+        _init(address)
         yield
     finally:
         ray.shutdown()
+
+
+def _init(address: str) -> None:
+    import ray
+
+    terminate = signal.getsignal(signal.SIGTERM)
+    with interrupts.blocked():
+        try:
+            ray.init(
+                address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=True
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(f"{address}: cannot connect to Ray there: {error}") from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminate)  # Ray replaces it
+
+
+def end_serve(timeout_s: float) -> None:
+    """End Ray Serve with all its applications; what takes longer ends without being waited for.
+
+    Its controller answers by its own end. Serve's own call has Ray report that as a failed task.
+    """
+    import ray
+    from ray import serve
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    with contextlib.suppress(ValueError):  # there is none
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        ending = controller.graceful_shutdown.options(max_task_retries=0).remote()
+        try:
+            ray.get(ending, timeout=timeout_s)
+        except ray.exceptions.RayActorError:
+            serve.shutdown()  # forgets what it knew of the controller
+        except ray.exceptions.GetTimeoutError:
+            log.warning("Ray Serve has not ended within %.0f s", timeout_s)
 
 
 def _require_reachable(address: str) -> None:

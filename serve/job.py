@@ -14,8 +14,6 @@ import json
 import logging
 import math
 import os
-import signal
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -28,6 +26,7 @@ from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve import capacity, cluster, ports, startup
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
+from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.model_files import check_servable, fetch
 
 if TYPE_CHECKING:
@@ -39,17 +38,26 @@ _POLL_S = 1.0
 _WATCH_S = 2.0
 _BEAT_S = 0.2
 _SAY_EVERY_S = 10.0
+_END_TIMEOUT_S = 10.0
 _WARM_UP_TIMEOUT_S = 60.0
 
 
 class Serving:
     """A running endpoint; a context manager that stops it."""
 
-    def __init__(self, config: ServeConfig, resources: contextlib.ExitStack, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        resources: contextlib.ExitStack,
+        interrupts: Interrupts,
+        clock: Clock,
+    ) -> None:
         self.endpoint, self.model_name = config.endpoint, config.model_name
-        self._name, self._resources, self._clock = config.name, resources, clock
+        self._name, self._resources = config.name, resources
+        self._interrupts, self._clock = interrupts, clock
 
     def __enter__(self) -> Serving:
+        self._interrupts.may_raise = True
         return self
 
     def __exit__(
@@ -62,33 +70,30 @@ class Serving:
 
     def stop(self) -> None:
         """End the endpoint and all that was started for it. May be called more than once."""
-        with _noted():  # a second Ctrl-C does not cut short what the first has begun
-            self._resources.close()
+        self._interrupts.may_raise = False
+        self._resources.close()
 
     def wait(self) -> None:
-        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself.
-
-        SIGINT raises KeyboardInterrupt from here, SIGTERM SystemExit: a handler that raised by
-        itself could do so inside of Ray, which has been seen to swallow it.
+        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself,
+        KeyboardInterrupt on SIGINT and SystemExit on SIGTERM.
         """
+        self._interrupts.may_raise = False
         was, looked_s = "running", self._clock.monotonic()
-        with _noted() as signals:
-            while not signals:
-                self._clock.sleep(_BEAT_S)
-                if self._clock.monotonic() - looked_s >= _WATCH_S:
-                    now, looked_s = _progress(self._name), self._clock.monotonic()
-                    if now.state != was:
-                        log.warning("%s: %s: %s", self._name, now.state, now.text)
-                    was = now.state
-        if signals[0] == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + signals[0])
+        while True:
+            self._interrupts.check()
+            self._clock.sleep(_BEAT_S)
+            if self._clock.monotonic() - looked_s >= _WATCH_S:
+                now, looked_s = _progress(self._name), self._clock.monotonic()
+                if now.state != was:
+                    log.warning("%s: %s: %s", self._name, now.state, now.text)
+                was = now.state
 
 
 def start(config: ServeConfig, address: str | None = None, clock: Clock | None = None) -> Serving:
     """Start an endpoint on the Ray cluster at ``address``, or on one of its own on this machine.
 
-    Raises ServeError or ClusterError, with nothing left behind.
+    Raises ServeError or ClusterError, with nothing left behind; so too KeyboardInterrupt on SIGINT
+    and SystemExit on SIGTERM.
     """
     clock = clock or SystemClock()
     deadline_s = clock.monotonic() + config.start_timeout_s
@@ -96,39 +101,23 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
         raise ServeError('vLLM is not installed; pip install "ebbtide[cpu]" or "ebbtide[gpu]"')
     config = _absolute(config)
     resources = contextlib.ExitStack()
+    interrupts = resources.enter_context(Interrupts())
     try:
-        own = _prepare(config, address, resources)
-        _await_capacity(config, own is not None, deadline_s, clock)
+        own = _prepare(config, address, resources, interrupts)
+        with interrupts.raising():
+            _await_capacity(config, own is not None, deadline_s, clock)
         resources.enter_context(_deployed(config))
         try:
-            _await_running(config, deadline_s, clock)
-            _warm_up(config) if own else cluster.on_head(_warm_up, config)
+            _await_running(config, deadline_s, clock, interrupts)
+            with interrupts.raising():
+                _warm_up(config) if own else cluster.on_head(_warm_up, config)
         except ServeError as error:
             cause = own and startup.root_cause_in(own.folder)
             raise ServeError(f"{error}\n{cause}" if cause else str(error)) from error
     except BaseException:
-        with _noted():
-            resources.close()
+        resources.close()
         raise
-    return Serving(config, resources, clock)
-
-
-@contextlib.contextmanager
-def _noted() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted in the list that this yields, and do nothing else."""
-    noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    before = {
-        number: signal.signal(number, lambda number, frame: noted.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return Serving(config, resources, interrupts, clock)
 
 
 def _builder() -> ModuleType:
@@ -139,20 +128,27 @@ def _builder() -> ModuleType:
 
 
 def _prepare(
-    config: ServeConfig, address: str | None, resources: contextlib.ExitStack
+    config: ServeConfig,
+    address: str | None,
+    resources: contextlib.ExitStack,
+    interrupts: Interrupts,
 ) -> LocalCluster | None:
     """Check port, model and options, and connect to the cluster; returns it if it is our own."""
     if address is not None:
         resources.enter_context(cluster.connected(address, ours=False))
-        cluster.on_head(ports.require_free, config.http.host, config.http.port)
-        cluster.on_head(_check_model, config)
-        _builder().check_options(config.engine)
+        with interrupts.raising():
+            cluster.on_head(ports.require_free, config.http.host, config.http.port)
+            cluster.on_head(_check_model, config)
+            _builder().check_options(config.engine)
         return None
-    ports.require_free(config.http.host, config.http.port)
-    _check_model(config)
-    _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
-    _builder().check_options(config.engine)
-    own = resources.enter_context(cluster.local_cluster())
+    own = cluster.local_cluster()
+    resources.callback(own.stop)
+    with interrupts.raising():
+        ports.require_free(config.http.host, config.http.port)
+        _check_model(config)
+        _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
+        _builder().check_options(config.engine)
+        own.start()
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
 
@@ -220,7 +216,7 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
         )
         yield
     finally:
-        serve.shutdown()
+        cluster.end_serve(_END_TIMEOUT_S)
 
 
 def _progress(name: str) -> startup.Progress:
@@ -234,7 +230,9 @@ def _progress(name: str) -> startup.Progress:
         raise ServeError(f"{name}: Ray Serve does not answer any more: {error}") from error
 
 
-def _await_running(config: ServeConfig, deadline_s: float, clock: Clock) -> None:
+def _await_running(
+    config: ServeConfig, deadline_s: float, clock: Clock, interrupts: Interrupts
+) -> None:
     began_s, said_s = clock.monotonic(), clock.monotonic()
     while True:
         now = _progress(config.name)
@@ -250,7 +248,8 @@ def _await_running(config: ServeConfig, deadline_s: float, clock: Clock) -> None
         if clock.monotonic() - said_s >= _SAY_EVERY_S:
             said_s = clock.monotonic()
             log.info("%s: starting for %.0f s: %s", config.name, said_s - began_s, now.text)
-        clock.sleep(_POLL_S)
+        with interrupts.raising():
+            clock.sleep(_POLL_S)
 
 
 def _warm_up(config: ServeConfig) -> None:

@@ -19,6 +19,7 @@ from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.ports import free_run
 from ebbtide.serve.startup import Progress
 
@@ -107,13 +108,33 @@ def test_a_signal_ends_the_wait(
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     ended: list[str] = []
     resources = contextlib.ExitStack()
+    interrupts = resources.enter_context(Interrupts())
     resources.callback(ended.append, "ended")
-    serving = job.Serving(config(model), resources, _Interrupting(number, at_s=7))
-    with pytest.raises(expected), serving:
-        serving.wait()
+    clock = _Interrupting(number, at_s=7)
+    with pytest.raises(expected), job.Serving(config(model), resources, interrupts, clock) as it:
+        it.wait()
     assert looked == ["tide"] * 3
     assert ended == ["ended"]
     assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_second_signal_does_not_cut_the_end_short(model: Path) -> None:
+    ended: list[str] = []
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append("ended")
+
+    resources = contextlib.ExitStack()
+    interrupts = resources.enter_context(Interrupts())
+    resources.callback(end)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        job.Serving(config(model), resources, interrupts, FakeClock()),
+    ):
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the signal did not raise")
+    assert ended == ["ended"]
 
 
 @pytest.mark.ray
