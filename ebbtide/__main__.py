@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -69,6 +70,7 @@ def main() -> None:
     SIGTERM unwinds like Ctrl-C does, so that whatever was started is ended, and exits with 143.
     """
     signal.signal(signal.SIGTERM, _terminate)
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what goes to a file, too
     try:
         app()
     except EbbtideError as error:

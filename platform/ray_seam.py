@@ -1,8 +1,8 @@
 """Every interface of Ray that is not public, in one place.
 
 Ray is pinned; ``tests/platform/test_ray_seam.py`` fails by name when an upgrade changes what is
-used here. No other module of the project may import from ``ray._private``, ``ray._raylet``,
-``ray.core.generated`` or ``ray.train.v2._internal``.
+used here. No other module of the project but ``ray_output`` may import from ``ray._private``,
+``ray._raylet``, ``ray.core.generated`` or ``ray.train.v2._internal``.
 
 :class:`ElasticTrainer` is Ray Train's ``TorchTrainer`` with the two decisions of its controller
 taken by objects of ours (how many workers, and whether to go on after a failure), with settings

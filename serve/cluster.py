@@ -73,26 +73,6 @@ def _init(address: str) -> None:
                 signal.signal(signal.SIGTERM, terminate)  # Ray replaces it
 
 
-def end_serve(timeout_s: float) -> None:
-    """End Ray Serve with all its applications; what takes longer ends without being waited for.
-
-    Its controller answers by its own end. Serve's own call has Ray report that as a failed task.
-    """
-    import ray
-    from ray import serve
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
-    with contextlib.suppress(ValueError):  # there is none
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
-        ending = controller.graceful_shutdown.options(max_task_retries=0).remote()
-        try:
-            ray.get(ending, timeout=timeout_s)
-        except ray.exceptions.RayActorError:
-            serve.shutdown()  # forgets what it knew of the controller
-        except ray.exceptions.GetTimeoutError:
-            log.warning("Ray Serve has not ended within %.0f s", timeout_s)
-
-
 def _require_reachable(address: str) -> None:
     """Ray itself tries for a minute before it says so."""
     host, _, port = address.rpartition(":")

@@ -194,6 +194,8 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
     """The application handed to Ray Serve, with Serve itself; both are taken down again."""
     from ray import serve
 
+    from ebbtide.serve.ray_serve_seam import end_serve
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if others := serve.status().applications:
         raise ServeError(
@@ -216,7 +218,7 @@ def _deployed(config: ServeConfig) -> Iterator[None]:
         )
         yield
     finally:
-        cluster.end_serve(_END_TIMEOUT_S)
+        end_serve(_END_TIMEOUT_S)
 
 
 def _progress(name: str) -> startup.Progress:

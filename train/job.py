@@ -161,6 +161,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     from ray.exceptions import RayError
     from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 
+    from ebbtide.platform import ray_output
     from ebbtide.platform.ray_seam import ElasticTrainer, hook_environment, rank_errors
     from ebbtide.train.controller import Judge, Scaling
     from ebbtide.train.elastic import Limits
@@ -191,7 +192,8 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
             process_group_timeout_s=_PROCESS_GROUP_TIMEOUT_S,
         )
         try:
-            trainer.fit()
+            with ray_output.plain():
+                trainer.fit()
         except RayError as error:
             raise ClusterError(f"the connection to the cluster was lost: {error}") from error
         except TrainingFailedError as error:

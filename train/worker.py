@@ -42,12 +42,15 @@ def train_function(spec: RankSpec) -> Callable[[], None]:
     """The function that Ray Train runs on every rank; the process group is up."""
 
     def train() -> None:
+        from ebbtide.platform.ray_output import mute_training_errors
+
         try:
             run_rank(spec)
         except Exception as error:
             sent = portable(error)
             if isinstance(sent, UserCrash):
                 logger.error("this rank has failed", exc_info=True)
+            mute_training_errors()  # a lost peer is told once, by the driver
             raise sent from None
 
     return train

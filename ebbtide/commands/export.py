@@ -7,6 +7,8 @@ import json
 
 import typer
 
+from ebbtide.commands import stdout
+
 
 class _Dtype(enum.StrEnum):
     fp32 = "fp32"
@@ -32,7 +34,8 @@ def export(
     from ebbtide.train.export import export as write
 
     logging.disable_progress_bar()
-    done = write(checkpoint, out, dtype.value)
+    with stdout.reserved():
+        done = write(checkpoint, out, dtype.value)
     if as_json:
         typer.echo(json.dumps({"uri": out, **done.model_dump(mode="json")}, indent=2))
         return

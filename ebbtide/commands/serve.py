@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
 from pathlib import Path
 
 import typer
+
+from ebbtide.commands import stdout
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,7 @@ def serve(
     from ebbtide.serve.job import start
 
     config = load(file, ServeConfig, overrides)
-    stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr), start(config, address) as serving:  # Ray prints
-        print(serving.endpoint, file=stdout, flush=True)
+    with stdout.reserved() as result, start(config, address) as serving:
+        print(serving.endpoint, file=result, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
         serving.wait()

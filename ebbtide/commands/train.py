@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 import time
 from dataclasses import asdict
 from decimal import Decimal
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from ebbtide.commands import stdout
 
 if TYPE_CHECKING:
     from ebbtide.train.driver import Progress
@@ -57,7 +57,7 @@ def train(
         return
     from ebbtide.train.job import train as run
 
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
+    with stdout.reserved():
         result = run(config, address=address, on_progress=ProgressLine())
     if as_json:
         typer.echo(json.dumps(document(result), indent=2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
+
+from ebbtide.commands import stdout
 
 if TYPE_CHECKING:
     from ebbtide.tune.results import SweepResult
@@ -78,7 +79,7 @@ def run(
     from ebbtide.tune.space import read_sweep
 
     sweep = read_sweep(file, overrides)
-    with contextlib.redirect_stdout(sys.stderr):  # Ray prints what its nodes say
+    with stdout.reserved():
         result = run_sweep(sweep, address=address, out=out)
     if as_json:
         typer.echo(json.dumps(result.document(), indent=1))
@@ -187,5 +188,5 @@ def _show(members: list[dict[str, Any]], as_json: bool) -> None:
 def _connected(address: str) -> Iterator[None]:
     from ebbtide.train.ray_connection import connected
 
-    with contextlib.redirect_stdout(sys.stderr), connected(address):
+    with stdout.reserved(), connected(address):
         yield
