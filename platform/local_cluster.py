@@ -5,6 +5,13 @@ own, with its own loopback address, ports and temporary folder, so that nodes ca
 and added one by one and no other cluster on the machine is disturbed. Promises:
 :meth:`LocalCluster.stop` leaves no process, no port and no file; when the process that started the
 cluster dies, however it dies, the same is true a few seconds later.
+
+Ray's GCS, raylets, workers and agents listen on all interfaces, without a token: their C++ and
+``dashboard/agent.py`` bind to loopback only if the node's address is 127.0.0.1 itself. That address
+``ray start`` and ``ray.init`` replace by the machine's outer one (``resolve_ip_for_localhost``),
+unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0, with which ``ray start --address`` refuses to join.
+Dashboard, its agents' HTTP servers and runtime environment agents listen on loopback alone, and no
+metrics are served. Seen in Ray 2.60; on a network that is not trusted, let a firewall stand before.
 """
 
 from __future__ import annotations
@@ -202,6 +209,7 @@ class LocalCluster:
             "RAY_TMPDIR": str(self._folder),
             "RAY_AUTH_MODE": "disabled",  # explicit: a stray token file would switch it on
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_enable_metrics_collection": "0",  # its port would be open to all interfaces
             "RAY_worker_niceness": "0",
             **self._environment,
         }

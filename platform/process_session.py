@@ -9,7 +9,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
+
+_TRACKER = b"multiprocessing.resource_tracker"
+_TRACKER_TIMEOUT_S = 5.0
+_POLL_S = 0.01
 
 
 def processes(session: int) -> list[int]:
@@ -31,11 +36,27 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill_all(session: int) -> None:
-    """SIGKILL every process of a session until none is left."""
+    """SIGKILL every process of a session until none is left.
+
+    Those that track the shared memory of others (Python's multiprocessing) end by themselves when
+    the others have, and remove what these left in /dev/shm; they are killed if they do not.
+    """
+    deadline_s = None
     while alive := processes(session):
-        for pid in alive:
+        others = [pid for pid in alive if not _is_tracker(pid)]
+        if not others:
+            deadline_s = deadline_s or time.monotonic() + _TRACKER_TIMEOUT_S
+            others = alive if time.monotonic() > deadline_s else []
+            time.sleep(_POLL_S)
+        for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _TRACKER in Path("/proc", str(pid), "cmdline").read_bytes()
+    return False
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -107,13 +107,9 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
         with interrupts.raising():
             _await_capacity(config, own is not None, deadline_s, clock)
         resources.enter_context(_deployed(config))
-        try:
-            _await_running(config, deadline_s, clock, interrupts)
-            with interrupts.raising():
-                _warm_up(config) if own else cluster.on_head(_warm_up, config)
-        except ServeError as error:
-            cause = own and startup.root_cause_in(own.folder)
-            raise ServeError(f"{error}\n{cause}" if cause else str(error)) from error
+        _await_running(config, deadline_s, clock, interrupts)
+        with interrupts.raising():
+            _warm_up(config) if own else cluster.on_head(_warm_up, config)
     except BaseException:
         resources.close()
         raise

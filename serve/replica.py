@@ -6,15 +6,21 @@ Imports vLLM, so only replicas and the builder import this module.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
 
+from ebbtide.platform.errors import ServeError
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.model_files import fetch
 from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client, first_error
 from ebbtide.serve.split import prefill_where
+from ebbtide.serve.startup import reason
+
+_MAX_LOG_BYTES = 2**20
 
 
 class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
@@ -30,13 +36,29 @@ class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
 
 
 class _Orderly:
-    """Ends the engine's processes when the replica ends. Ray leaves them to be killed, and what is
-    killed leaves its shared memory behind."""
+    """Says why the engine did not start, and ends its processes when the replica ends. Ray leaves
+    them to be killed, and what is killed leaves its shared memory behind."""
+
+    async def start(self) -> None:
+        try:
+            await super().start()  # type: ignore[misc]  # Ray's server comes after this class
+        except Exception as error:
+            raise ServeError(reason(error, _own_log())) from error
 
     async def __del__(self) -> None:
         client = engine_client(self)
         if client is not None:
             await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
+
+
+def _own_log() -> str:
+    """The end of what this process and its engine have written to stderr, which Ray keeps."""
+    path = Path(os.path.realpath("/proc/self/fd/2"))
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
+        return file.read().decode(errors="replace")
 
 
 class PrefillServer(_Orderly, PDPrefillServer):  # type: ignore[misc]  # Ray ships no types

@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
+
+from ebbtide.platform.errors import EbbtideError
 
 State = Literal["starting", "running", "failed"]
 
 _CAUSE = re.compile(r"(?:^|[\s\]])((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .+)$")
-_CONSEQUENCES = ("RayTaskError", "Engine core initialization failed", "EngineDeadError")
-_MAX_LOG_BYTES = 2**20
+_CONSEQUENCES = (
+    "RayTaskError",
+    "Engine core initialization failed",
+    "EngineDeadError",
+    "Error: Traceback (most recent call last)",
+)
+_OURS = re.compile(r"^(?:\w+\.)*ServeError: ")
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ def progress(application: Any) -> Progress:
         return Progress("running", "all replicas run")
     if status in ("DEPLOY_FAILED", "UNHEALTHY", "DELETING"):
         messages = [each.message for each in application.deployments.values() if each.message]
-        return Progress("failed", "\n".join(messages) or application.message or status)
+        text = "\n".join(messages) or application.message or status
+        return Progress("failed", _OURS.sub("", root_cause(text) or text))
     counts = {name: _running(each.replica_states) for name, each in application.deployments.items()}
     return Progress("starting", ", ".join(f"{name} {text}" for name, text in counts.items()))
 
@@ -48,12 +55,17 @@ def root_cause(text: str) -> str | None:
     return next((c for c in reversed(causes) if not any(k in c for k in _CONSEQUENCES)), None)
 
 
-def root_cause_in(folder: Path) -> str | None:
-    """The same over the worker logs of a local cluster, the most recently written first."""
-    logs = [path for path in folder.rglob("worker-*") if path.suffix in (".err", ".out")]
-    for path in sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
-            if cause := root_cause(file.read().decode(errors="replace")):
-                return cause
-    return None
+def reason(error: Exception, log: str) -> str:
+    """Why an engine did not start, in one line: out of what it raised, and the log it wrote before.
+
+    The process that failed has the reason in its log; what it raises elsewhere may say no more than
+    that it failed.
+    """
+    if isinstance(error, EbbtideError):
+        return str(error)
+    details = getattr(error, "errors", None)  # pydantic's
+    text = "; ".join(each["msg"] for each in details()) if callable(details) else str(error)
+    text = f"{type(error).__name__}: {' '.join(text.split())}"
+    if any(consequence in text for consequence in _CONSEQUENCES):
+        return root_cause(log) or text
+    return text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 from ebbtide.platform import process_session
 
@@ -35,4 +37,25 @@ def test_children_of_a_leader_that_has_ended_are_found() -> None:
         time.sleep(0.01)
     assert len(process_session.processes(leader.pid)) == 1
     process_session.kill(leader)
+    assert process_session.processes(leader.pid) == []
+
+
+SHARED = """
+import sys, time
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=100)
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_shared_memory_of_what_is_killed_is_removed() -> None:
+    command = [sys.executable, "-c", SHARED]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    name = leader.stdout.readline().decode().strip()
+    assert Path("/dev/shm", name).exists()
+    process_session.kill(leader)
+    leader.stdout.close()
+    assert not Path("/dev/shm", name).exists()
     assert process_session.processes(leader.pid) == []
