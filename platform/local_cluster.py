@@ -10,8 +10,9 @@ Ray's GCS, raylets, workers and agents listen on all interfaces, without a token
 ``dashboard/agent.py`` bind to loopback only if the node's address is 127.0.0.1 itself. That address
 ``ray start`` and ``ray.init`` replace by the machine's outer one (``resolve_ip_for_localhost``),
 unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0, with which ``ray start --address`` refuses to join.
-Dashboard, its agents' HTTP servers and runtime environment agents listen on loopback alone, and no
-metrics are served. Seen in Ray 2.60; on a network that is not trusted, let a firewall stand before.
+The rest (client server, dashboard, HTTP servers of its agents, runtime environment agents) listens
+on loopback, and metrics are served only by the dashboard. Seen in Ray 2.60; where the network is
+not trusted, put a firewall before it.
 """
 
 from __future__ import annotations
@@ -332,6 +333,7 @@ class LocalCluster:
             self._folder,
             "--head",
             "--num-cpus=0",
+            "--no-monitor",  # of an autoscaler, which there is not; its port would be open to all
             "--node-ip-address=127.0.0.2",
             f"--port={self._port}",
             f"--ray-client-server-port={client}",

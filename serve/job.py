@@ -16,7 +16,7 @@ import math
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -106,10 +106,15 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
         own = _prepare(config, address, resources, interrupts)
         with interrupts.raising():
             _await_capacity(config, own is not None, deadline_s, clock)
-        resources.enter_context(_deployed(config))
+        if own is None:  # one of our own can end with Serve and engines that are half started
+            _require_idle_serve()
+            resources.callback(_end_serve)
+        _deploy(config)
         _await_running(config, deadline_s, clock, interrupts)
         with interrupts.raising():
             _warm_up(config) if own else cluster.on_head(_warm_up, config)
+        if own is not None:
+            resources.callback(_end_serve)
     except BaseException:
         resources.close()
         raise
@@ -185,36 +190,41 @@ def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock:
         clock.sleep(_POLL_S)
 
 
-@contextlib.contextmanager
-def _deployed(config: ServeConfig) -> Iterator[None]:
-    """The application handed to Ray Serve, with Serve itself; both are taken down again."""
+def _deploy(config: ServeConfig) -> None:
+    """Hand the application to Ray Serve, and start that."""
     from ray import serve
 
-    from ebbtide.serve.ray_serve_seam import end_serve
-
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    first_port = ports.free_run(num_ports(config))
+    site = Site(side_channel_ports(config, first_port), cluster.is_loopback())
+    application = _builder().build(config, site)
+    _end_serve()  # one that serves nothing: it would keep its own host and port
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": config.http.host, "port": config.http.port},
+    )
+    serve.run_many(
+        [serve.RunTarget(application, name=config.name, route_prefix="/")],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+
+
+def _require_idle_serve() -> None:
+    """Raise ServeError if Ray Serve serves anything already; it would end with our endpoint."""
+    from ray import serve
+
     if others := serve.status().applications:
         raise ServeError(
             f"Ray Serve on this cluster already serves {', '.join(others)}; stop that first, or use"
             " another cluster"
         )
-    first_port = ports.free_run(num_ports(config))
-    site = Site(side_channel_ports(config, first_port), cluster.is_loopback())
-    application = _builder().build(config, site)
-    try:
-        serve.shutdown()  # one that serves nothing: it would keep its own host and port
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": config.http.host, "port": config.http.port},
-        )
-        serve.run_many(
-            [serve.RunTarget(application, name=config.name, route_prefix="/")],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-        yield
-    finally:
-        end_serve(_END_TIMEOUT_S)
+
+
+def _end_serve() -> None:
+    from ebbtide.serve.ray_serve_seam import end_serve
+
+    end_serve(_END_TIMEOUT_S)
 
 
 def _progress(name: str) -> startup.Progress:

@@ -17,6 +17,7 @@ from ebbtide.platform.errors import ServeError
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.model_files import fetch
 from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client, first_error
+from ebbtide.serve.shared_memory import detach_tracker
 from ebbtide.serve.split import prefill_where
 from ebbtide.serve.startup import reason
 
@@ -36,10 +37,11 @@ class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
 
 
 class _Orderly:
-    """Says why the engine did not start, and ends its processes when the replica ends. Ray leaves
-    them to be killed, and what is killed leaves its shared memory behind."""
+    """Says why the engine did not start, and ends its processes when the replica ends, which Ray
+    leaves to be killed; their shared memory is removed in any case."""
 
     async def start(self) -> None:
+        detach_tracker()
         try:
             await super().start()  # type: ignore[misc]  # Ray's server comes after this class
         except Exception as error:

@@ -17,7 +17,9 @@ _CONSEQUENCES = (
     "Engine core initialization failed",
     "EngineDeadError",
     "Error: Traceback (most recent call last)",
+    "Worker failed with error",
 )
+_PYDANTIC = re.compile(r" \[type=.*?, input_type=\w+\]| For further information visit \S+")
 _OURS = re.compile(r"^(?:\w+\.)*ServeError: ")
 
 
@@ -63,9 +65,7 @@ def reason(error: Exception, log: str) -> str:
     """
     if isinstance(error, EbbtideError):
         return str(error)
-    details = getattr(error, "errors", None)  # pydantic's
-    text = "; ".join(each["msg"] for each in details()) if callable(details) else str(error)
-    text = f"{type(error).__name__}: {' '.join(text.split())}"
+    text = f"{type(error).__name__}: {_PYDANTIC.sub('', ' '.join(str(error).split()))}"
     if any(consequence in text for consequence in _CONSEQUENCES):
         return root_cause(log) or text
     return text

@@ -37,6 +37,7 @@ _LOG = """\
 INFO 11-29 starting
 (Worker pid=1) ERROR 11-29 [multiproc.py:1] Traceback (most recent call last):
 (Worker pid=1) ERROR 11-29 [multiproc.py:1] RuntimeError: Unsupported head size 16
+(EngineCore pid=2) RuntimeError: Worker failed with error 'Unsupported head size 16', see above
 (EngineCore pid=2) RuntimeError: Engine core initialization failed. See root cause above.
 ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica
 RuntimeError: Traceback (most recent call last):
@@ -65,7 +66,10 @@ def test_an_engine_that_refuses_its_options_says_why_itself() -> None:
 
     with pytest.raises(ValidationError) as refused:
         Options.model_validate({"count": "many"})
-    assert reason(refused.value, "").startswith("ValidationError: Input should be a valid integer")
+    assert reason(refused.value, "") == (
+        "ValidationError: 1 validation error for Options count Input should be a valid integer, "
+        "unable to parse string as an integer"
+    )
 
 
 def test_a_failed_deployment_is_told_by_its_reason_alone() -> None:
