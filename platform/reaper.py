@@ -82,10 +82,11 @@ def _watch(lines: Iterable[bytes]) -> None:
         elif verb == _DISMISS:
             return
     for session in sessions:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(session, signal.SIGKILL)
         if sys.platform == "linux":
             process_session.kill_all(session)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
     for path in [Path(name) for pattern in patterns for name in glob.glob(pattern)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
