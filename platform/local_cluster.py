@@ -134,8 +134,7 @@ class LocalCluster:
         self._folder = Path()
         self._starter = ThreadPoolExecutor(1)  # nodes end with the thread that started them
         self._reaper: Reaper | None = None
-        self._session = ""
-        self._started = 0
+        self._session, self._started = "", 0
         self._head: subprocess.Popen[bytes] | None = None
         self._control: ControlService | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
