@@ -139,7 +139,7 @@ class LocalS3:
     def stop(self) -> None:
         """End the server and remove its data."""
         if self._process is not None:
-            child_process.stop(self._process)
+            child_process.stop(self._process, timeout_s=0)  # it would take ten seconds
             self._process = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
