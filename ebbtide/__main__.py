@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ebbtide import __version__
 from ebbtide.commands import data, tune
+from ebbtide.commands.agent import agent
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
@@ -48,6 +49,7 @@ def entry(
     log.configure()
 
 
+app.command()(agent)
 app.command()(checkpoints)
 app.command()(cost)
 app.command()(demo)

@@ -11,6 +11,7 @@
     │   └── AccessError         credentials, permission, bucket, endpoint or clock
     ├── CheckpointError     5   no usable checkpoint, or it does not fit the model
     ├── ClusterError        6   Ray is not reachable, or has too little for the job
+    │   └── MetadataError       the cloud's metadata service does not answer as documented
     ├── TrainingError       7   the run ended: user code raised
     │   └── NotFiniteError      the loss or the gradient of a step is not finite
     ├── ServeError          8   an endpoint could not be started or an export not be served
@@ -70,6 +71,10 @@ class ClusterError(EbbtideError):
     """Ray cannot be reached, or the cluster has too little for the job."""
 
     exit_code = 6
+
+
+class MetadataError(ClusterError):
+    """The cloud's metadata service does not answer, or not as it is documented."""
 
 
 class TrainingError(EbbtideError):

@@ -25,7 +25,12 @@ import ray
 import ray.exceptions
 from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray._private.grpc_utils import init_grpc_channel
-from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray._private.ray_constants import (
+    AGENT_PROCESS_TYPE_DASHBOARD_AGENT,
+    AGENT_PROCESS_TYPE_RUNTIME_ENV_AGENT,
+    WORKER_PROCESS_SETUP_HOOK_ENV_VAR,
+    WORKER_PROCESS_TYPE_IDLE_WORKER,
+)
 from ray._private.state import state as cluster_state
 from ray._private.worker import get_dashboard_url
 from ray._raylet import (  # type: ignore[attr-defined]  # compiled, not in its stub
@@ -33,11 +38,21 @@ from ray._raylet import (  # type: ignore[attr-defined]  # compiled, not in its 
     METRICS_AGENT_PORT_NAME,
     METRICS_EXPORT_PORT_NAME,
     RUNTIME_ENV_AGENT_PORT_NAME,
-    GcsClient,
     persist_port,
 )
-from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason, DrainNodeRequest
+from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
 from ray.core.generated.common_pb2 import Language
+from ray.core.generated.gcs_service_pb2 import (
+    GetAllNodeInfoRequest,
+    InternalKVDelRequest,
+    InternalKVMultiGetRequest,
+    InternalKVPutRequest,
+)
+from ray.core.generated.gcs_service_pb2_grpc import (
+    InternalKVGcsServiceStub,
+    NodeInfoGcsServiceStub,
+)
 from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 from ray.train import (
@@ -81,6 +96,16 @@ _ABORT_TIMEOUT_S = 20.0
 _COORDINATOR_TIMEOUT_S = 5.0
 _TICK_S = 0.5
 _PRESTART_TIMEOUT_S = 10.0
+_GCS_TIMEOUT_S = 5.0
+_NOT_BUSY = (
+    WORKER_PROCESS_TYPE_IDLE_WORKER,
+    AGENT_PROCESS_TYPE_DASHBOARD_AGENT,
+    AGENT_PROCESS_TYPE_RUNTIME_ENV_AGENT,
+    "ray::SPILL_",
+    "ray::RESTORE_",
+    "ray::DELETE_",
+)
+_AT_RISK = b"ebbtide.dev/at-risk"
 _KEEP_PRESTARTED_S = 7 * 24 * 3600
 
 CONTROLLER_ENVIRONMENT: Mapping[str, str] = {
@@ -105,34 +130,77 @@ class RayNode:
 
 
 class ControlService:
-    """A cluster's GCS, asked directly: this process need not be connected as a driver."""
+    """A cluster's GCS, asked directly: this process need not be connected as a driver.
+
+    Every method raises ClusterError if there is no answer within seconds. Ray's own client of the
+    GCS waits for minutes instead, and may end the process that it is in.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._client: Any = GcsClient(address=address)
+        self._channel = init_grpc_channel(address)
 
     def nodes(self) -> list[RayNode]:
         """Every node that has registered, dead ones included."""
+        call = NodeInfoGcsServiceStub(self._channel).GetAllNodeInfo
         return [
             RayNode(
-                node_id=node_id.hex(),
+                node_id=info.node_id.hex(),
                 address=info.node_manager_address,
                 alive=info.state == 0,  # GcsNodeInfo.ALIVE
                 labels=dict(info.labels),
             )
-            for node_id, info in self._client.get_all_node_info().items()
+            for info in self._ask(call, GetAllNodeInfoRequest()).node_info_list
         ]
 
     def drain(self, node_id: str, deadline_s: float, message: str) -> None:
-        """Announce that a node will be taken away at ``deadline_s`` (epoch seconds)."""
-        accepted, why = self._client.drain_node(
-            node_id,
-            DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-            message,
-            int(deadline_s * 1000),
+        """Announce that a node will be taken away at ``deadline_s`` (epoch seconds).
+
+        It may be repeated. A node without work ends at once, and so does any at its deadline."""
+        request = DrainNodeRequest(
+            node_id=bytes.fromhex(node_id),
+            reason=DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+            reason_message=message,
+            deadline_timestamp_ms=int(deadline_s * 1000),
         )
-        if not accepted:
-            raise ClusterError(f"{self._address}: node {node_id} cannot be drained: {why}")
+        reply = self._ask(AutoscalerStateServiceStub(self._channel).DrainNode, request)
+        if not reply.is_accepted:
+            raise ClusterError(
+                f"{self._address}: node {node_id} cannot be drained: "
+                f"{reply.rejection_reason_message}"
+            )
+
+    def recommend_leaving(self, node_id: str, since_s: float | None) -> None:
+        """Mark a node as at risk since then (epoch seconds); None takes the mark away."""
+        service = InternalKVGcsServiceStub(self._channel)
+        where = {"key": node_id.encode(), "namespace": _AT_RISK}
+        if since_s is None:
+            self._ask(service.InternalKVDel, InternalKVDelRequest(**where))
+        else:
+            value = repr(since_s).encode()
+            request = InternalKVPutRequest(**where, value=value, overwrite=True)
+            self._ask(service.InternalKVPut, request)
+
+    def nodes_at_risk(self) -> dict[str, float]:
+        """Live nodes that the cloud recommends to leave, with since when (epoch seconds)."""
+        service = InternalKVGcsServiceStub(self._channel)
+        alive = [node.node_id.encode() for node in self.nodes() if node.alive]
+        request = InternalKVMultiGetRequest(keys=alive, namespace=_AT_RISK)
+        marks = self._ask(service.InternalKVMultiGet, request).results
+        return {mark.key.decode(): float(mark.value) for mark in marks}
+
+    def _ask(self, call: Any, request: Any) -> Any:
+        try:
+            reply = call(request, timeout=_GCS_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise ClusterError(
+                f"{self._address}: the cluster's control service does not answer: "
+                f"{error.code().name}: {error.details()}"
+            ) from error
+        status = getattr(reply, "status", None)  # not in every message
+        if status is not None and status.code:
+            raise ClusterError(f"{self._address}: {status.message}")
+        return reply
 
 
 @dataclass(frozen=True)
@@ -161,6 +229,11 @@ class AgentPorts:
 def node_id_environment(node_id: str) -> dict[str, str]:
     """The environment with which ``ray start`` gives a node this id."""
     return {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id}
+
+
+def is_busy_worker(title: str) -> bool:
+    """Whether a process with this title (its command line) holds an actor or runs a task."""
+    return title.startswith("ray::") and not title.startswith(_NOT_BUSY)
 
 
 def draining_nodes() -> dict[str, float | None]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+
+from ebbtide.__main__ import app
 
 ROOT = Path(__file__).parents[1]
 MARKETS = {"spot", "on_demand", "on_prem"}
@@ -61,3 +65,16 @@ def test_every_disk_is_encrypted_and_the_dashboard_stays_on_loopback(
         for device in kind["node_config"]["BlockDeviceMappings"]:
             assert device["Ebs"]["Encrypted"] is True
     assert "--dashboard-host=127.0.0.1" in cluster["head_start_ray_commands"][-1]
+
+
+def test_every_worker_runs_the_agent_under_a_supervisor_with_options_that_it_has(
+    cluster: dict[str, Any],
+) -> None:
+    words = shlex.split(cluster["worker_start_ray_commands"][-1])
+    assert words[:2] == ["sudo", "systemd-run"]
+    assert "--property=Restart=always" in words
+    program = next(i for i, word in enumerate(words) if word.endswith("/venv/bin/ebbtide"))
+    name, *options = words[program + 1 :]
+    group = typer.main.get_group(app)
+    assert name == "agent"
+    group.commands[name].make_context(name, options)

@@ -6,12 +6,19 @@ What they do together is seen on real clusters in ``tests/train/test_elastic.py`
 from __future__ import annotations
 
 import inspect
+import socket
 from importlib.metadata import version
 from typing import Any
 
+import pytest
 import ray
-import ray._raylet
-from ray.core.generated import autoscaler_pb2, gcs_pb2, node_manager_pb2
+from ray._private.grpc_utils import init_grpc_channel
+from ray.core.generated import autoscaler_pb2, gcs_pb2, gcs_service_pb2, node_manager_pb2
+from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
+from ray.core.generated.gcs_service_pb2_grpc import (
+    InternalKVGcsServiceStub,
+    NodeInfoGcsServiceStub,
+)
 from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator
 from ray.train import ScalingConfig, WorkerGroupError
 from ray.train.v2._internal.callbacks.backend_setup import BackendSetupCallback
@@ -22,6 +29,7 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from ebbtide.platform import ray_seam
+from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.ray_seam import CONTROLLER_ENVIRONMENT, ElasticTrainer, ProcessLost
 
 
@@ -92,19 +100,57 @@ def test_ranks_errors_are_told_from_lost_processes() -> None:
 
 
 def test_the_control_service_has_what_is_asked_of_it() -> None:
-    """``GcsClient`` passes on to this class what it does not define."""
-    for name in ("get_all_node_info", "drain_node"):
-        assert callable(getattr(ray._raylet.InnerGcsClient, name)), name
+    channel = init_grpc_channel("127.0.0.1:1")
+    for stub, calls in (
+        (NodeInfoGcsServiceStub, ("GetAllNodeInfo",)),
+        (AutoscalerStateServiceStub, ("DrainNode",)),
+        (InternalKVGcsServiceStub, ("InternalKVPut", "InternalKVDel", "InternalKVMultiGet")),
+    ):
+        for name in calls:
+            assert callable(getattr(stub(channel), name)), name
+
+
+def test_a_control_service_that_is_not_there_is_an_error_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_seam, "_GCS_TIMEOUT_S", 0.2)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        service = ray_seam.ControlService(f"127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(ClusterError, match="control service does not answer: "):
+            service.drain("ab" * 28, 0.0, "a reason")
 
 
 def test_messages_have_the_fields_that_are_used() -> None:
     assert gcs_pb2.GcsNodeInfo.GcsNodeState.Value("ALIVE") == 0
-    fields = {field.name for field in gcs_pb2.GcsNodeInfo.DESCRIPTOR.fields}
-    assert {"node_manager_address", "state", "labels"} <= fields
-    fields = {field.name for field in node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields}
-    assert {"language", "job_id", "runtime_env_info", "keep_alive_duration_secs"} <= fields
+    for message, names in (
+        (gcs_pb2.GcsNodeInfo, {"node_id", "node_manager_address", "state", "labels"}),
+        (gcs_service_pb2.GetAllNodeInfoReply, {"status", "node_info_list"}),
+        (gcs_service_pb2.InternalKVPutRequest, {"key", "value", "overwrite", "namespace"}),
+        (gcs_service_pb2.InternalKVDelRequest, {"key", "namespace"}),
+        (gcs_service_pb2.InternalKVMultiGetRequest, {"keys", "namespace"}),
+        (gcs_service_pb2.InternalKVMultiGetReply, {"status", "results"}),
+        (
+            autoscaler_pb2.DrainNodeRequest,
+            {"node_id", "reason", "reason_message", "deadline_timestamp_ms"},
+        ),
+        (autoscaler_pb2.DrainNodeReply, {"is_accepted", "rejection_reason_message"}),
+        (
+            node_manager_pb2.PrestartWorkersRequest,
+            {"language", "job_id", "runtime_env_info", "keep_alive_duration_secs"},
+        ),
+    ):
+        assert names <= {field.name for field in message.DESCRIPTOR.fields}, message
     assert autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
 
 def test_draining_nodes_are_known_to_a_driver() -> None:
     assert callable(ray._private.state.state.get_draining_nodes)
+
+
+def test_busy_workers_are_told_from_idle_ones_and_from_rays_own_processes() -> None:
+    assert ray_seam.is_busy_worker("ray::RayTrainWorker.execute")
+    for title in ("ray::IDLE", "ray::IDLE_SpillWorker", "ray::SPILL_SpillWorker", "raylet"):
+        assert not ray_seam.is_busy_worker(title), title
+    for title in ("ray::DashboardAgent", "ray::RuntimeEnvAgent"):
+        assert not ray_seam.is_busy_worker(title), title
