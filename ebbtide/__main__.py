@@ -13,6 +13,7 @@ from rich.console import Console
 from ebbtide import __version__
 from ebbtide.commands import data, tune
 from ebbtide.commands.agent import agent
+from ebbtide.commands.chaos import chaos
 from ebbtide.commands.checkpoints import checkpoints
 from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
@@ -50,6 +51,7 @@ def entry(
 
 
 app.command()(agent)
+app.command()(chaos)
 app.command()(checkpoints)
 app.command()(cost)
 app.command()(demo)

@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,13 +37,18 @@ from typing import TYPE_CHECKING
 from ebbtide.platform import child_process, process_session
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError
-from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
+from ebbtide.platform.local_door import Door
+from ebbtide.platform.nodes import (
+    LABEL_INSTANCE_TYPE,
+    LABEL_LOCAL_NODE,
+    LABEL_MARKET,
+    LABEL_ZONE,
+)
 from ebbtide.platform.reaper import Reaper
 
 if TYPE_CHECKING:
     from ebbtide.platform.ray_seam import ControlService, RayNode
 
-_LABEL_NAME = "ebbtide.dev/local-node"
 _START_TIMEOUT_S = 120.0
 _START_ATTEMPTS = 3
 _POLL_S = 0.1
@@ -107,7 +113,7 @@ def _remove_left_folders(parent: Path) -> None:
 class LocalCluster:
     """``with LocalCluster(nodes=4) as cluster``: a head without CPUs and ``nodes`` worker nodes.
 
-    Starts once. Nodes may be drained, killed and added from any thread, one call at a time.
+    Starts once. Nodes may be drained, killed and added from any thread.
     """
 
     def __init__(
@@ -132,6 +138,8 @@ class LocalCluster:
         self._parent = temp_dir or Path(tempfile.gettempdir())
         self._clock = clock or SystemClock()
         self._folder = Path()
+        self._door: Door | None = None
+        self._adding = threading.Lock()
         self._starter = ThreadPoolExecutor(1)  # nodes end with the thread that started them
         self._reaper: Reaper | None = None
         self._session, self._started = "", 0
@@ -170,12 +178,16 @@ class LocalCluster:
             self._reaper.files(glob.escape(str(self._folder)))
             self._start_head()
             self._start_nodes(self._initial)
+            self._door = Door(self._folder, lambda: self.add_node().name)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """End every process and remove every file. May be called more than once."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
         self._starter.shutdown()
         for process in reversed(self._processes):  # the head last
             self._end(process)
@@ -218,7 +230,8 @@ class LocalCluster:
 
     def add_node(self, labels: Mapping[str, str] = DEFAULT_LABELS) -> NodeHandle:
         """Start one more node and wait until it has joined."""
-        return self._start_nodes([labels])[0]
+        with self._adding:
+            return self._start_nodes([labels])[0]
 
     def drain(self, node: NodeHandle, deadline_s: float, reason: str = "spot eviction") -> None:
         """Announce that ``node`` goes away in ``deadline_s`` seconds. The caller ends it then."""
@@ -237,7 +250,8 @@ class LocalCluster:
         for node in self.nodes[count:]:
             self.remove(node)
         if missing := count - len(self.nodes):
-            self._start_nodes([DEFAULT_LABELS] * missing)
+            with self._adding:
+                self._start_nodes([DEFAULT_LABELS] * missing)
 
     def remove(self, node: NodeHandle) -> None:
         """Kill a node, wait until the cluster knows it, and forget it."""
@@ -361,7 +375,9 @@ class LocalCluster:
 
     def _launch(self, index: int, labels: Mapping[str, str]) -> subprocess.Popen[bytes]:
         name = f"n{index}"
-        text = ",".join(f"{key}={value}" for key, value in {**labels, _LABEL_NAME: name}.items())
+        text = ",".join(
+            f"{key}={value}" for key, value in {**labels, LABEL_LOCAL_NODE: name}.items()
+        )
         return self._ray_start(
             name,
             self._folder / name,
@@ -382,7 +398,7 @@ class LocalCluster:
                 index, self._started = self._started, self._started + 1
                 chosen = waiting.pop(0)
                 starting.append(_Starting(index, chosen, self._launch(index, chosen)))
-            registered = {node.labels.get(_LABEL_NAME): node for node in self._gcs.nodes()}
+            registered = {node.labels.get(LABEL_LOCAL_NODE): node for node in self._gcs.nodes()}
             for each in list(starting):
                 node: RayNode | None = registered.get(each.name)
                 if node is not None and node.alive:

@@ -35,6 +35,15 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.returncode is not None or bool(os.waitid(os.P_PID, process.pid, flags))
 
 
+def signal_all(session: int, number: int) -> bool:
+    """Send a signal to every live process of a session; whether there was one."""
+    alive = processes(session)
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return bool(alive)
+
+
 def kill_all(session: int) -> None:
     """SIGKILL every process of a session until none is left.
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ebbtide.platform.chaos import Chaos
 from ebbtide.platform.errors import TrainingError
-from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.train.events import read_events
 from ebbtide.train.history import AttemptHistory, History
 
@@ -40,37 +40,36 @@ class Disturber:
 
     def __init__(
         self,
-        cluster: LocalCluster,
+        chaos: Chaos,
         run_uri: str,
         training: subprocess.Popen[str],
         say: Callable[[str], None],
     ) -> None:
-        self._cluster, self._run_uri, self._training, self._say = cluster, run_uri, training, say
+        self._chaos, self._run_uri, self._training, self._say = chaos, run_uri, training, say
 
     def carry_out(self, plan: Plan) -> Disturbances:
         """Blocks until the run has gone on after the last of it. Raises if the run ends before."""
-        evicted, killed = self._cluster.nodes[1], self._cluster.nodes[2]
+        evicted, killed = (node.name for node in self._chaos.usable()[1:3])
 
         notice_step = self._after_step(plan.notice_step)
         began = self._attempts()
-        self._say(f"step {notice_step}: eviction notice for {evicted.name} ({_NOTICE_S:.0f} s)")
-        self._cluster.drain(evicted, _NOTICE_S)
+        self._say(f"step {notice_step}: eviction notice for {evicted} ({_NOTICE_S:.0f} s)")
+        self._chaos.drain(evicted, _NOTICE_S, take_away=False)
         self._next_attempt(began)
-        self._say(f"{evicted.name} is taken away; the run has left it before")
-        self._cluster.kill(evicted)
+        self._say(f"{evicted} is taken away; the run has left it before")
+        self._chaos.take_away(evicted)
 
         kill_step = self._after_step(plan.kill_step)
         began = self._attempts()
-        self._say(f"step {kill_step}: SIGKILL of {killed.name} and its worker, unannounced")
-        killed_s = time.time()
-        self._cluster.kill(killed)
+        self._say(f"step {kill_step}: SIGKILL of {killed} and its worker, unannounced")
+        killed_s = self._chaos.kill(killed).time_s
         attempt = self._next_attempt(began)
         mended_s = self._first_step_s(attempt.attempt)
 
         growth_step = self._after_step(plan.growth_step)
         began = self._attempts()
         self._say(f"step {growth_step}: a node is added")
-        self._cluster.add_node()
+        self._chaos.add()
         self._next_attempt(began)
         return Disturbances(notice_step, kill_step, growth_step, mended_s - killed_s)
 

@@ -16,9 +16,11 @@ from rich.console import Console
 from ebbtide.commands.demo_chaos import Disturber, Plan
 from ebbtide.commands.demo_shell import Shell, Stages
 from ebbtide.commands.demo_summary import Summary, draw, tokens_per_s
+from ebbtide.platform.chaos import Chaos
 from ebbtide.platform.config import dump, load
 from ebbtide.platform.errors import ServeError
 from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.local_nodes import LocalNodes
 from ebbtide.platform.storage import join
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import read_index
@@ -138,7 +140,7 @@ class Demo:
         tenth = config.steps // 10
         plan = Plan(notice_step=2 * tenth, kill_step=4 * tenth + 5, growth_step=6 * tenth)
         disturber = Disturber(
-            cluster,
+            Chaos(LocalNodes(cluster.address)),
             config.run_uri,
             training,
             lambda text: self._console.print(f"[bold yellow]⚡ {text}", highlight=False),
