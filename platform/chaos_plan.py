@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from ebbtide.platform.config import Config
 
 Action = Literal["drain", "kill", "stop", "add"]
+Target = Literal["node", "worker"]
 
 DEFAULT_MIX: Mapping[Action, float] = {"drain": 6.0, "kill": 3.0, "stop": 1.0}
 
@@ -41,7 +42,7 @@ class Event(Config):
         default=None, ge=0, description="When the run has finished this step."
     )
     at_s: float | None = Field(default=None, ge=0, description="So many seconds after the start.")
-    target: Literal["node", "worker"] = Field(
+    target: Target = Field(
         default="node",
         description="kill, stop: the whole node, or one of its busy worker processes.",
     )
@@ -105,14 +106,16 @@ class Plan(Config):
     ) -> Self:
         """Independent events, ``per_hour`` on average, of kinds drawn by their weight in ``mix``.
 
-        A longer plan of the same seed begins with the shorter one.
+        Nodes are drained and killed, workers stopped. A longer plan of the same seed begins with
+        the shorter one.
         """
         draw = random.Random(f"rate/{seed}")
         kinds, weights = list(mix), list(mix.values())
         events, at_s = [], draw.expovariate(per_hour / 3600)
         while at_s < duration_s:
             [kind] = draw.choices(kinds, weights)
-            events.append(Event(do=kind, at_s=at_s))
+            target: Target = "worker" if kind == "stop" else "node"
+            events.append(Event(do=kind, at_s=at_s, target=target))
             at_s += draw.expovariate(per_hour / 3600)
         return cls(
             seed=seed,

@@ -245,8 +245,10 @@ class LocalCluster:
     def restore(self, count: int) -> None:
         """Bring the cluster back to ``count`` usable nodes: end drained ones, add or end others."""
         usable = {each.node_id for each in self._gcs.nodes() if each.alive} - self._drained
-        for node in [each for each in self.nodes if each.node_id not in usable]:
-            self.remove(node)
+        for node in list(self.nodes):
+            # the cluster counts a node among the living for seconds after its end
+            if node.node_id not in usable or process_session.has_ended(node.process):
+                self.remove(node)
         for node in self.nodes[count:]:
             self.remove(node)
         if missing := count - len(self.nodes):

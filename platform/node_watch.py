@@ -133,22 +133,26 @@ class NodeWatch:
             if not nodes and not self._drained:
                 self._trouble("drain", "no Ray node is found on this machine; still looking")
                 return False
-            for node in nodes:
-                deadline_s = max(self._notice.deadline_s, self._clock.time() + _MIN_LEFT_S)
-                try:
-                    self._nodes.drain(node, deadline_s, f"spot eviction: {self._notice.action}")
-                except ClusterError as error:
-                    self._trouble("drain", f"{error}; still trying")
-                    return False
-                self._drained.add(node.node_id)
-                left_s = deadline_s - self._clock.time()
-                self._tell(
-                    "draining",
-                    f"node {node.node_id} is draining; {left_s:.0f} s left",
-                    node_id=node.node_id,
-                    deadline_s=deadline_s,
-                )
+            if not all([self._drain_node(node, self._notice) for node in nodes]):
+                return False
         self._over("drain")
+        return True
+
+    def _drain_node(self, node: Raylet, notice: Notice) -> bool:
+        deadline_s = max(notice.deadline_s, self._clock.time() + _MIN_LEFT_S)
+        try:
+            self._nodes.drain(node, deadline_s, f"spot eviction: {notice.action}")
+        except ClusterError as error:
+            self._trouble("drain", f"{error}; still trying")
+            return False
+        self._drained.add(node.node_id)
+        left_s = deadline_s - self._clock.time()
+        self._tell(
+            "draining",
+            f"node {node.node_id} is draining; {left_s:.0f} s left",
+            node_id=node.node_id,
+            deadline_s=deadline_s,
+        )
         return True
 
     def _ask_for_rebalance(self, service: MetadataService) -> None:
@@ -176,15 +180,17 @@ class NodeWatch:
 
     def _mark(self) -> bool:
         """Mark the nodes at risk, or take that back; whether there is nothing left to do."""
+        failed = False
         for node in self._unmarked():
             try:
                 self._nodes.recommend_leaving(node, self._at_risk_since_s)
+                self._marked ^= {node.node_id}
             except ClusterError as error:
                 self._trouble("mark", f"{error}; still trying")
-                return False
-            self._marked ^= {node.node_id}
-        self._over("mark")
-        return True
+                failed = True
+        if not failed:
+            self._over("mark")
+        return not failed
 
     def _trouble(self, source: str, message: str) -> None:
         if source not in self._troubles:

@@ -69,6 +69,15 @@ def test_a_killed_node_is_dead_within_seconds_and_one_that_is_added_has_its_labe
 
 
 @pytest.mark.ray
+def test_a_node_that_was_killed_a_moment_ago_is_replaced(cluster: LocalCluster) -> None:
+    victim = cluster.nodes[0]
+    cluster.kill(victim)
+    cluster.restore(4)
+    assert victim not in cluster.nodes
+    assert len(cluster.nodes) == 4
+
+
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_a_cluster_ends_with_the_process_that_started_it(ending: signal.Signals) -> None:

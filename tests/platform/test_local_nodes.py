@@ -117,6 +117,7 @@ def test_another_process_does_a_plan_to_the_cluster_and_the_owner_keeps_the_adde
         [*command, "--address", cluster.address], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2, done.stdout
     kill, add = [json.loads(line) for line in done.stdout.splitlines()]
     assert (kill["deed"], kill["node"], kill["event"]) == ("kill", victim, 0)
     assert (add["deed"], add["event"]) == ("add", 0)

@@ -45,13 +45,14 @@ class FakeNodes:
         self.drained: list[tuple[str, float]] = []
         self.at_risk: dict[str, float] = {}
         self.trouble: str | None = None
+        self.unreachable: set[str] = set()
 
     def here(self) -> list[Raylet]:
         return [Raylet(1, 1, name, "head:6379") for name in self.names]
 
     def drain(self, node: Raylet, deadline_s: float, reason: str) -> None:
-        if self.trouble:
-            raise ClusterError(self.trouble)
+        if self.trouble or node.node_id in self.unreachable:
+            raise ClusterError(self.trouble or "its head does not answer")
         self.drained.append((node.node_id, deadline_s))
 
     def recommend_leaving(self, node: Raylet, since_s: float | None) -> None:
@@ -127,6 +128,13 @@ def test_a_cluster_that_cannot_be_reached_is_tried_every_second_and_told_once() 
     world.nodes.trouble = None
     assert world.poll(3) == ["draining", "recovered"]
     assert world.nodes.drained == [("a", NOW_S + 120)]
+
+
+def test_a_node_whose_cluster_is_gone_does_not_keep_the_others_back() -> None:
+    world = World("gone", "b")
+    world.service.says, world.nodes.unreachable = TERMINATE, {"gone"}
+    assert world.poll(5) == ["watching", "notice", "trouble", "draining"]
+    assert world.nodes.drained == [("b", NOW_S + 120)]
 
 
 def test_a_drain_that_comes_after_the_deadline_still_has_one_to_come() -> None:
