@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ebbtide.platform.chaos import Happening
+    from ebbtide.platform.chaos_deeds import Happening
     from ebbtide.platform.chaos_plan import Plan
 
 
