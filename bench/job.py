@@ -11,8 +11,19 @@ from ebbtide.train.config import TrainConfig
 from ebbtide.train.prepare import PrepareConfig, prepare
 
 VOCAB = 4096
-SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}  # 5 M parameters
-LARGE = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 16}  # 830 M
+SIZES: dict[str, dict[str, int]] = {  # and tokens of a sequence
+    "tiny": {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "tokens": 64},
+    "small": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "tokens": 128},
+    "large": {
+        "hidden_size": 2048,
+        "intermediate_size": 5504,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "tokens": 1024,
+    },
+}
+"""Of 0.6, 5.3 and 850 million parameters."""
 LLAMA = {
     "model_type": "llama",
     "vocab_size": VOCAB,
@@ -23,19 +34,20 @@ LLAMA = {
 }
 
 
-def make_job(folder: Path, *, is_large: bool = False, **changes: Any) -> TrainConfig:
+def make_job(folder: Path, *, size: str = "small", **changes: Any) -> TrainConfig:
     """A job whose data, model and runs lie in ``folder``; keywords replace its sections."""
-    data, model = folder / "data", folder / f"{'large' if is_large else 'small'}.json"
+    data, model = folder / "data", folder / f"{size}.json"
     if not data.exists():
         write_data(folder / "text", data)
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 16} if is_large else {}
-    model.write_text(json.dumps({**LLAMA, **(LARGE if is_large else SMALL), **heads}))
+    shape = dict(SIZES[size])
+    tokens = shape.pop("tokens")
+    model.write_text(json.dumps({**LLAMA, **shape}))
     values: dict[str, Any] = {
         "name": "bench",
         "storage": str(folder / "runs"),
         "steps": 20,
         "model": {"source": str(model)},
-        "data": {"uri": str(data), "sequence_length": 1024 if is_large else 128},
+        "data": {"uri": str(data), "sequence_length": tokens},
         "batch": {"global_sequences": 16, "micro_sequences": 1},
         "optimizer": {"lr": 1e-3},
         "schedule": {"warmup_steps": 5},
