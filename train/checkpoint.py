@@ -88,18 +88,20 @@ class Checkpoints:
         tokens_seen: int,
         loss: float | None,
         validation_loss: float | None,
+        group: dist.ProcessGroup | None = None,
     ) -> CheckpointInfo:
-        """Store and commit the state after ``step`` steps.
+        """Store and commit the state after ``step`` steps, in the calling thread.
 
+        ``group``: a process group of all ranks other than the default one, for a thread of its own.
         Raises TrainingError naming a tensor that is not finite, StorageError, CheckpointError.
         """
-        _require_finite(state, step)
+        _require_finite(state, step, group)
         key = manifest.checkpoint_key(step, self.token)
         checkpoint = self.run.child(key)
         with tempfile.TemporaryDirectory(prefix="ebbtide-save-") as temporary:
             folder = Path(temporary)
-            dcp.write(state, folder)
-            everywhere(lambda: self._upload(folder, checkpoint))
+            dcp.write(state, folder, group)
+            everywhere(lambda: self._upload(folder, checkpoint), group)
         description = CheckpointManifest(
             run=self.config.name,
             step=step,
@@ -113,7 +115,7 @@ class Checkpoints:
             fingerprint=dict(self.fingerprint),
             files=(),
         )
-        whole = from_first(lambda: manifest.commit(checkpoint, description))
+        whole = from_first(lambda: manifest.commit(checkpoint, description), group)
         uri = f"{self.run.uri}/{key}"
         return CheckpointInfo(
             step, uri, "complete", whole.size_bytes, whole.time_s, validation_loss
@@ -173,10 +175,12 @@ class Checkpoints:
         return description
 
 
-def _require_finite(state: Mapping[str, Tensor], step: int) -> None:
+def _require_finite(
+    state: Mapping[str, Tensor], step: int, group: dist.ProcessGroup | None
+) -> None:
     bad = [name for name, tensor in state.items() if not bool(local(tensor).isfinite().all())]
     device = next(iter(state.values())).device
-    if int(total(torch.tensor(len(bad), device=device))):
+    if int(total(torch.tensor(len(bad), device=device), group)):
         where = f": {bad[0]}" if bad else " on another rank"
         raise TrainingError(
             f"step {step}: the training state has values that are not finite{where}; it is not "

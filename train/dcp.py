@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -34,11 +35,13 @@ class DamagedError(CheckpointError):
     """A checkpoint that is not what its manifest says; an older one may do."""
 
 
-def write(state: Mapping[str, Tensor], folder: Path) -> None:
+def write(
+    state: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None = None
+) -> None:
     """Write this rank's parts (rank 0: the metadata too) into a folder of its own. Collective."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False)
     try:
-        save(dict(state), storage_writer=writer)
+        save(dict(state), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise _first_failure(error, "the training state could not be written") from error
 

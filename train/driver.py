@@ -31,6 +31,7 @@ from ebbtide.train.events import (
     Validation,
     Waiting,
 )
+from ebbtide.train.failures import Cause
 from ebbtide.train.history import History
 
 logger = logging.getLogger(__name__)
@@ -190,9 +191,9 @@ class Driver:
                 )
             case Failed():
                 self.failed = event
-                logger.warning(
-                    "attempt %d failed (%s): %s", event.attempt, event.cause, event.message
-                )
+                is_lost = event.cause == Cause.NODE_LOST  # the rest is its peers' noise
+                why = event.cause if is_lost else f"{event.cause}: {event.message}"
+                logger.warning("attempt %d ended, %s", event.attempt, why)
             case Skipped():
                 logger.warning("the batch of step %d is left out from now on", event.step)
             case Straggler():

@@ -85,7 +85,7 @@ class Validation(_Event):
 
 
 class Checkpoint(_Event):
-    """A checkpoint was committed; ``took_s`` is how long the run waited for it."""
+    """A checkpoint was committed; ``took_s`` after it was begun."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     attempt: int

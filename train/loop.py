@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -14,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from ebbtide.platform.errors import NotFiniteError
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.platform.storage import open_storage
-from ebbtide.train import resume, retention
+from ebbtide.train import resume
 from ebbtide.train.agree import from_first
 from ebbtide.train.checkpoint import Checkpoints, training_state
 from ebbtide.train.collectives import meter_collectives
@@ -31,6 +31,7 @@ from ebbtide.train.manifest import CheckpointInfo
 from ebbtide.train.model import build_model, config_json
 from ebbtide.train.optim import build_optimizer
 from ebbtide.train.order import SampleOrder
+from ebbtide.train.saver import Saved, Saver
 from ebbtide.train.shard import PlainReduction, Reduction, checkpoint_activations, shard
 from ebbtide.train.step import StepResult, TrainStep
 from ebbtide.train.validate import validation_loss
@@ -60,7 +61,7 @@ class Surroundings(Protocol):
         """The validation loss after ``step`` steps; the same on every rank."""
 
     def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
-        """A checkpoint has been committed, for which the loop waited; called on every rank."""
+        """A checkpoint was committed, ``took_s`` after it was begun; every rank calls in time."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ def run_generation(
     with surroundings.meter.measure(Owner.RESTART):
         training = Training(config, generation_index, surroundings, device, checkpoints, skip)
     with contextlib.closing(training.step.loader):
-        return training.run()
+        try:
+            return training.run()
+        except NotFiniteError:  # on every rank alike
+            training.settle()
+            raise
 
 
 class Training:
@@ -130,6 +135,8 @@ class Training:
 
         self.checkpoints = _checkpoints(config, device, model_config) if checkpoints else None
         restored = self.checkpoints.restore(self.state) if self.checkpoints else None
+        keep_last = config.checkpoint.keep_last
+        self.saver = Saver(self.checkpoints, self.state, keep_last) if self.checkpoints else None
         source = restored[0] if restored else None
         self.start = restored[1] if restored else None
         self.generation = Generation(
@@ -181,11 +188,14 @@ class Training:
             reason = self.surroundings.should_leave(finished)
             if reason is not None and finished < self.config.steps:
                 logger.info("leaving after step %d: %s", finished, reason)
-                self._save(finished, None)
+                self._save(finished, None, must=True)
                 return Outcome("left", finished, self.last_loss, self.last_validation)
             validated = self._validate(finished) if self._validation_is_due(finished) else None
-            if finished % self.config.checkpoint.every_steps == 0 or finished == self.config.steps:
-                self._save(finished, validated)
+            is_last = finished == self.config.steps
+            if is_last or finished % self.config.checkpoint.every_steps == 0:
+                self._save(finished, validated, must=is_last)
+            if self.saver is not None:
+                self._tell(self.saver.take())
         return Outcome("finished", finished, self.last_loss, self.last_validation)
 
     def _make(self, number: int) -> None:
@@ -216,18 +226,24 @@ class Training:
         self.surroundings.on_validation(finished, loss)
         return loss
 
-    def _save(self, finished: int, validated: float | None) -> None:
-        checkpoints = self.checkpoints
-        if checkpoints is None:
+    def settle(self) -> None:
+        """Wait until the save at work is committed. Raises what went wrong with it."""
+        if self.saver is not None:
+            with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
+                self._tell(self.saver.wait())
+
+    def _save(self, finished: int, validated: float | None, must: bool = False) -> None:
+        """Begin a save; see one through that ``must`` be made."""
+        if self.saver is None:
             return
-        start_s = time.monotonic()
         with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
-            info = checkpoints.save(
-                self.state, finished, self.tokens_seen, self.last_loss, validated
-            )
-            if self.generation.rank == 0:
-                retention.collect(checkpoints.run, info, self.config.checkpoint.keep_last)
-        self.surroundings.on_checkpoint(info, time.monotonic() - start_s)
+            self.saver.begin(finished, self.tokens_seen, self.last_loss, validated, must=must)
+        if must:
+            self.settle()
+
+    def _tell(self, saved: Iterable[Saved]) -> None:
+        for each in saved:
+            self.surroundings.on_checkpoint(each.info, each.took_s)
 
 
 def _checkpoints(

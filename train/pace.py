@@ -20,7 +20,6 @@ class Pace:
         self._started_s = started_s
         self._step, self._last_step_s = 0, 0.0
         self._is_first = True
-        self._saved_meanwhile_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saves_s: deque[float] = deque(maxlen=_RECENT_SAVES)
         self._ended_s: float | None = None
@@ -38,7 +37,6 @@ class Pace:
             case Checkpoint():
                 if event.took_s is not None:
                     self._saves_s.append(event.took_s)
-                    self._saved_meanwhile_s += event.took_s
             case Left() | Failed():
                 self._ended_s = event.time_s
                 self._losses += isinstance(event, Failed)
@@ -62,6 +60,6 @@ class Pace:
             if self._ended_s is not None:
                 self._pause_s, self._ended_s = event.time_s - self._ended_s, None
         else:
-            self._steps_s.append(event.time_s - self._last_step_s - self._saved_meanwhile_s)
-        self._is_first, self._saved_meanwhile_s = False, 0.0
+            self._steps_s.append(event.time_s - self._last_step_s)
+        self._is_first = False
         self._step, self._last_step_s = event.step, event.time_s

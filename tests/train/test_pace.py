@@ -26,8 +26,8 @@ def test_steps_saves_and_pauses_are_told_apart() -> None:
         began(10.0),
         step(1, time_s=15.0),  # the first of a generation takes longer
         step(2, time_s=16.0),
-        Checkpoint(time_s=18.0, attempt=0, step=2, uri="", took_s=2.0),
-        step(3, time_s=19.0),
+        Checkpoint(time_s=16.5, attempt=0, step=2, uri="", took_s=2.0),
+        step(3, time_s=17.0),
         Left(time_s=20.0, attempt=0, step=3),
     ):
         pace.add(event)

@@ -1,0 +1,184 @@
+"""What saving costs a run, against torch DCP as one would use it by hand.
+
+``python -m bench.checkpoint --json`` trains a Llama of 5 million parameters with two ranks in plain
+processes and saves to a real S3 server (SeaweedFS) on the same two cores. It prints one line of
+JSON last:
+
+- ``stall_percent_every_10``, ``stall_percent_every_step``: time for which the loop waited for saves
+  over the time of the steps, saving every ten steps and every step.
+- ``stall_s``, ``sync_s3_stall_s``, ``async_save_stall_s``: the wait for one save: ours;
+  ``dcp.save`` and an upload; ``dcp.async_save`` to a local folder (not uploaded). Medians.
+- ``stall_ratio_sync_s3``: ``sync_s3_stall_s`` over ``stall_s``.
+- ``throughput_loss_percent``: steps that take longer because of saves every ten steps, all told.
+- ``commit_s``: from the begin of a save to its commit. Median.
+- ``restore_disk_s``, ``restore_s3_s``: loading the newest checkpoint into the model. Median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.job import make_job
+from bench.ranks import run_ranks
+from ebbtide.platform.local_s3 import LocalS3
+from ebbtide.train.config import TrainConfig
+
+WARM_UP = 3
+
+
+def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
+    """Steps with a save of ours after every so many: seconds of steps, stalls and commits."""
+    import torch
+
+    from ebbtide.train.loop import Training
+    from ebbtide.train.trial import Alone
+
+    training = Training(
+        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True
+    )
+    saver = training.saver
+    assert saver is not None
+    steps_s, stalls_s, commits_s = [], [], []
+    for number in range(config.steps):
+        start_s = time.perf_counter()
+        training.step.run(number)
+        if every is not None and (number + 1) % every == 0:
+            begin_s = time.perf_counter()
+            saver.begin(number + 1, 0, None, None)
+            stalls_s.append(time.perf_counter() - begin_s)
+        commits_s += [saved.took_s for saved in saver.take()]
+        steps_s.append(time.perf_counter() - start_s)
+    commits_s += [saved.took_s for saved in saver.wait()]
+    training.step.loader.close()
+    return {"steps": steps_s[WARM_UP:], "stalls": stalls_s[1:], "commits": commits_s}
+
+
+def restoring(config: TrainConfig) -> list[float]:
+    """Seconds to load the newest checkpoint, three times."""
+    import torch
+    import torch.distributed as dist
+
+    from ebbtide.train.loop import Training
+    from ebbtide.train.trial import Alone
+
+    training = Training(
+        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True
+    )
+    seconds = []
+    assert training.checkpoints is not None
+    for _ in range(3):
+        dist.barrier()
+        start_s = time.perf_counter()
+        training.checkpoints.restore(training.state)
+        seconds.append(time.perf_counter() - start_s)
+    training.step.loader.close()
+    return seconds
+
+
+def by_hand(config: TrainConfig, folder: str, saves: int) -> dict[str, list[float]]:
+    """Stalls of ``dcp.save`` with an upload, and of ``dcp.async_save``, in the plain loop."""
+    import boto3
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    from bench.plain import PlainLoop
+
+    loop = PlainLoop(config)
+    client: Any = boto3.client("s3")
+    bucket = config.storage.split("/")[2]
+    found: dict[str, list[float]] = {"sync": [], "async": []}
+    group = dist.new_group(backend="gloo")
+
+    def state() -> dict[str, Any]:
+        model, optimizer = get_state_dict(loop.model, loop.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def timed(kind: str, save: Callable[[str], Any]) -> Any:
+        loop.step(0)
+        dist.barrier()
+        start_s = time.perf_counter()
+        answer = save(str(Path(folder, f"{kind}-{len(found[kind])}")))
+        found[kind].append(time.perf_counter() - start_s)
+        return answer
+
+    def save_and_upload(where: str) -> None:
+        dcp.save(state(), checkpoint_id=where)
+        for path in Path(where).glob(f"__{dist.get_rank()}_*"):
+            client.upload_file(str(path), bucket, f"by-hand/{path.parent.name}/{path.name}")
+        dist.barrier()
+
+    for _ in range(saves):
+        timed("sync", save_and_upload)
+        future = timed(
+            "async", lambda where: dcp.async_save(state(), checkpoint_id=where, process_group=group)
+        )
+        for _ in range(2):
+            loop.step(0)
+        future.result()
+    return {kind: seconds[1:] for kind, seconds in found.items()}
+
+
+def measure(folder: Path, server: LocalS3, is_short: bool) -> dict[str, float]:
+    """All figures."""
+    steps = 30 if is_short else 100
+
+    def job(
+        name: str, storage: str = f"s3://{server.bucket}/runs", count: int = steps
+    ) -> TrainConfig:
+        return make_job(folder, name=name, steps=count, storage=storage)
+
+    without = run_ranks(2, saving, job("without"), None)
+    every_10 = run_ranks(2, saving, job("every-10"), 10)
+    every_1 = run_ranks(2, saving, job("every-1", count=max(15, steps // 3)), 1)
+    again = run_ranks(2, saving, job("again"), None)
+    run_ranks(2, saving, job("on-disk", str(folder), 12), 10)
+    hand = run_ranks(2, by_hand, job("by-hand"), str(folder / "dcp"), 3 if is_short else 6)
+    plain_s = statistics.mean(without["steps"] + again["steps"])
+    stall_s = statistics.median(every_10["stalls"])
+    sync_s = statistics.median(hand["sync"])
+
+    def share(found: dict[str, Any], count: int) -> float:
+        return 100 * statistics.mean(found["stalls"]) / (plain_s * count)
+
+    return {
+        "stall_percent_every_10": share(every_10, 10),
+        "stall_percent_every_step": share(every_1, 1),
+        "stall_ratio_sync_s3": sync_s / stall_s,
+        "stall_s": stall_s,
+        "sync_s3_stall_s": sync_s,
+        "async_save_stall_s": statistics.median(hand["async"]),
+        "throughput_loss_percent": 100 * (statistics.mean(every_10["steps"]) / plain_s - 1),
+        "commit_s": statistics.median(every_10["commits"]),
+        "restore_disk_s": statistics.median(
+            run_ranks(2, restoring, job("on-disk", str(folder), 12))
+        ),
+        "restore_s3_s": statistics.median(run_ranks(2, restoring, job("every-10"))),
+    }
+
+
+def main() -> None:
+    """Run the benchmark; ``--short`` for a quick look."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one line of JSON last")
+    parser.add_argument("--short", action="store_true", help="30 steps instead of 100")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ebbtide-") as folder, LocalS3() as server:
+        os.environ.update(server.environment)
+        figures = measure(Path(folder), server, arguments.short)
+    for name, value in figures.items():
+        print(f"{name:26} {value:10.4f}")
+    if arguments.json:
+        print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

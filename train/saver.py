@@ -1,0 +1,154 @@
+"""Checkpoints that are stored while the run makes further steps.
+
+Promises: the training loop waits only for a copy of the parameters and, where the save before is
+not stored yet, for a few seconds for that; one that takes longer makes the next one be left out,
+with a warning, on all ranks alike. A save that the storage refuses is told and left: the run goes
+on. Whatever is saved last can be waited for, and then its failure is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ebbtide.platform.errors import StorageError
+from ebbtide.train import retention
+from ebbtide.train.agree import total
+from ebbtide.train.checkpoint import Checkpoints
+from ebbtide.train.manifest import CheckpointInfo
+from ebbtide.train.shard import local
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint, and how long it took from the copy to the commit."""
+
+    info: CheckpointInfo
+    took_s: float
+
+
+class Saver:
+    """Saves ``state`` for one generation. Every rank has one and calls the same methods in turn.
+
+    The constructor is collective: the background has a process group of its own, so that it never
+    comes between the collectives of the training loop.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, state: Mapping[str, Tensor], keep_last: int
+    ) -> None:
+        self._checkpoints, self._keep_last = checkpoints, keep_last
+        self._state = state
+        self._copies: dict[str, Tensor] = {}
+        self._group = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._outcomes: list[Saved | Exception] = []
+
+    def begin(
+        self,
+        step: int,
+        tokens_seen: int,
+        loss: float | None,
+        validation_loss: float | None,
+        *,
+        must: bool = False,
+    ) -> None:
+        """Copy the state after ``step`` steps, and store it in the background.
+
+        If the save before is still at work after a few seconds, this one is left out, unless it
+        ``must`` be made. Collective.
+        """
+        if self._thread is not None:
+            self._thread.join(None if must else _PATIENCE_S)
+        device = next(iter(self._state.values())).device
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if int(total(torch.tensor(is_busy, dtype=torch.int32, device=device))):
+            if dist.get_rank() == 0:
+                logger.warning(
+                    "no checkpoint of step %d: the one before is not stored yet; "
+                    "raise checkpoint.every_steps, or see to the storage",
+                    step,
+                )
+            return
+        self._copy()
+        self._thread = threading.Thread(
+            target=self._store,
+            args=(step, tokens_seen, loss, validation_loss),
+            name="ebbtide-saver",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def take(self) -> list[Saved]:
+        """The saves that have been committed since the last call.
+
+        Raises what went wrong with one, but for refusals of the storage, which are logged.
+        """
+        saved = []
+        while self._outcomes:
+            outcome = self._outcomes.pop(0)
+            if isinstance(outcome, StorageError):
+                if dist.get_rank() == 0:
+                    logger.warning("the run goes on without a checkpoint: %s", outcome)
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                saved.append(outcome)
+        return saved
+
+    def wait(self) -> list[Saved]:
+        """As :meth:`take`, once the save at work is over; its refusal is raised, too."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._outcomes and isinstance(last := self._outcomes[-1], StorageError):
+            raise last
+        return self.take()
+
+    def _copy(self) -> None:
+        for name, tensor in self._state.items():
+            part = local(tensor)
+            if name not in self._copies:
+                self._copies[name] = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
+            self._copies[name].copy_(part, non_blocking=True)
+        if any(copy.is_pinned() for copy in self._copies.values()):
+            torch.cuda.synchronize()
+
+    def _store(
+        self, step: int, tokens_seen: int, loss: float | None, validation_loss: float | None
+    ) -> None:
+        start_s = time.monotonic()
+        try:
+            info = self._checkpoints.save(
+                self._whole_copies(), step, tokens_seen, loss, validation_loss, self._group
+            )
+            if dist.get_rank() == 0:
+                retention.collect(self._checkpoints.run, info, self._keep_last)
+            self._outcomes.append(Saved(info, time.monotonic() - start_s))
+        except Exception as error:
+            self._outcomes.append(error)
+
+    def _whole_copies(self) -> dict[str, Tensor]:
+        """The copies, sharded as the state is."""
+        return {name: _like(self._copies[name], tensor) for name, tensor in self._state.items()}
+
+
+def _like(part: Tensor, tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return part
+    mesh = tensor.device_mesh
+    return DTensor.from_local(
+        part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
