@@ -19,8 +19,9 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", None: "auto"}
 _HEALTH_CHECK_S = 2
 _GRACE_S = 20
-ENGINE_STOP_S = 3.0
-"""What an engine has to end by itself; its requests have ended before."""
+ENGINE_STOP_S = 1.0
+"""What an engine has to end by itself: its requests have ended before, and left to itself it would
+take several seconds, one engine after the other."""
 _START_ATTEMPTS = 1
 """A model that failed to load fails again; minutes of retries would only hide why."""
 
