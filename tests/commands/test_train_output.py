@@ -55,7 +55,7 @@ def test_a_lost_peer_is_told_calmly_and_the_result_stays_readable(
         training.kill()
     assert training.returncode == 0, err
     assert json.loads(out)["step"] == 40
-    assert len([line for line in err.splitlines() if " failed (" in line]) == 1, err
+    assert len([line for line in err.splitlines() if " ended, node lost" in line]) == 1, err
     for unwanted in ("Traceback", "RayTrainWorker", "Error in training function", "\x1b["):
         assert unwanted not in err, err
     assert " info rank 0 removed checkpoint " in err
