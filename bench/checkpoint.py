@@ -39,6 +39,7 @@ def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
     import torch
 
     from ebbtide.train.loop import Training
+    from ebbtide.train.peers import Moment
     from ebbtide.train.trial import Alone
 
     training = Training(
@@ -52,7 +53,7 @@ def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
         training.step.run(number)
         if every is not None and (number + 1) % every == 0:
             begin_s = time.perf_counter()
-            saver.begin(number + 1, 0, None, None)
+            saver.begin(Moment(number + 1, 0, None, None))
             stalls_s.append(time.perf_counter() - begin_s)
         commits_s += [saved.took_s for saved in saver.take()]
         steps_s.append(time.perf_counter() - start_s)

@@ -25,7 +25,7 @@ from ebbtide.platform.errors import CheckpointError, NotFound, TrainingError
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import dcp, manifest, resume
 from ebbtide.train.agree import everywhere, from_first, total
-from ebbtide.train.config import TrainConfig
+from ebbtide.train.config import TrainConfig, WorkersConfig
 from ebbtide.train.manifest import (
     CheckpointInfo,
     CheckpointManifest,
@@ -81,6 +81,12 @@ class Checkpoints:
     fingerprint: Mapping[str, str]
     model_config: str | None = None
 
+    @property
+    def job(self) -> str:
+        """A digest of what is computed, on what: copies in memory are of no use to another job."""
+        text = job_file.dump(self.config.model_copy(update={"workers": WorkersConfig()}))
+        return manifest.digest(f"{text}\n{self.dataset_sha256}".encode())
+
     def save(
         self,
         state: Mapping[str, Tensor],
@@ -120,6 +126,11 @@ class Checkpoints:
         return CheckpointInfo(
             step, uri, "complete", whole.size_bytes, whole.time_s, validation_loss
         )
+
+    def newest_step(self) -> int:
+        """The step of the newest complete checkpoint; -1 if there is none."""
+        found = from_first(lambda: newest(self.run))
+        return -1 if found is None else found.step
 
     def restore(self, state: Mapping[str, Tensor]) -> tuple[str, CheckpointManifest] | None:
         """Load the newest complete checkpoint into ``state``: its URI and manifest, or None.

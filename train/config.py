@@ -95,10 +95,14 @@ class ValidationConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Save every N steps (and always after the last one); keep the newest ``keep_last``."""
+    """Save every N steps (and always after the last one); keep the newest ``keep_last``.
+
+    ``memory``: between saves, keep copies in the memory of the ranks' nodes and of their peers'.
+    """
 
     every_steps: Positive = 50
     keep_last: Positive = 3
+    memory: bool = True
 
 
 class WorkersConfig(Config):

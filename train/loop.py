@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -15,13 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ebbtide.platform.errors import NotFiniteError
 from ebbtide.platform.meter import Meter, Owner
-from ebbtide.platform.storage import open_storage
-from ebbtide.train import resume
-from ebbtide.train.agree import from_first
-from ebbtide.train.checkpoint import Checkpoints, training_state
+from ebbtide.train.checkpoint import training_state
 from ebbtide.train.collectives import meter_collectives
 from ebbtide.train.config import TrainConfig
-from ebbtide.train.dataset import TokenDataset, index_digest
+from ebbtide.train.dataset import TokenDataset
 from ebbtide.train.digest import state_digests
 from ebbtide.train.exact import ExactReduction, make_deterministic
 from ebbtide.train.generation import Generation
@@ -31,9 +27,11 @@ from ebbtide.train.manifest import CheckpointInfo
 from ebbtide.train.model import build_model, config_json
 from ebbtide.train.optim import build_optimizer
 from ebbtide.train.order import SampleOrder
-from ebbtide.train.saver import Saved, Saver
+from ebbtide.train.peers import Moment
+from ebbtide.train.saver import Saved
 from ebbtide.train.shard import PlainReduction, Reduction, checkpoint_activations, shard
 from ebbtide.train.step import StepResult, TrainStep
+from ebbtide.train.tiers import open_checkpoints, open_saver, restore
 from ebbtide.train.validate import validation_loss
 
 __all__ = ["Outcome", "StepResult", "Surroundings", "Training", "run_generation"]
@@ -85,19 +83,23 @@ def run_generation(
     *,
     checkpoints: bool = True,
     skip: Collection[int] = (),
+    nodes: Sequence[str] = (),
 ) -> Outcome:
     """Train from the newest committed checkpoint to the end, or until the world says to leave.
 
     Called on every rank with the default process group initialised. Raises TrainingError naming
     the step if the loss is not finite, ConfigError, CheckpointError, DataError, StorageError.
     Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage. The
-    batches of the 1-based steps ``skip`` are left out.
+    batches of the 1-based steps ``skip`` are left out. ``nodes`` are those of the ranks, if copies
+    may be kept in their memory.
     """
     torch.set_num_threads(config.workers.threads)
     if config.reduction == "exact":
         make_deterministic(device)
     with surroundings.meter.measure(Owner.RESTART):
-        training = Training(config, generation_index, surroundings, device, checkpoints, skip)
+        training = Training(
+            config, generation_index, surroundings, device, checkpoints, skip, nodes
+        )
     with contextlib.closing(training.step.loader):
         try:
             return training.run()
@@ -117,6 +119,7 @@ class Training:
         device: torch.device,
         checkpoints: bool,
         skip: Collection[int] = (),
+        nodes: Sequence[str] = (),
     ) -> None:
         self.config, self.surroundings, self.device = config, surroundings, device
         self.skip = frozenset(skip)
@@ -133,12 +136,12 @@ class Training:
         optimizer = build_optimizer(self.model, config.optimizer)
         self.state = training_state(self.model, optimizer)
 
-        self.checkpoints = _checkpoints(config, device, model_config) if checkpoints else None
-        restored = self.checkpoints.restore(self.state) if self.checkpoints else None
-        keep_last = config.checkpoint.keep_last
-        self.saver = Saver(self.checkpoints, self.state, keep_last) if self.checkpoints else None
-        source = restored[0] if restored else None
-        self.start = restored[1] if restored else None
+        self.checkpoints = open_checkpoints(config, device, model_config) if checkpoints else None
+        source, self.start, self.saver = None, None, None
+        if self.checkpoints is not None:
+            keeps = nodes if config.checkpoint.memory else ()
+            source, self.start = restore(self.checkpoints, self.state, keeps)
+            self.saver = open_saver(self.checkpoints, self.state, keeps)
         self.generation = Generation(
             index=generation_index,
             rank=dist.get_rank(),
@@ -191,21 +194,30 @@ class Training:
                 self._save(finished, None, must=True)
                 return Outcome("left", finished, self.last_loss, self.last_validation)
             validated = self._validate(finished) if self._validation_is_due(finished) else None
-            is_last = finished == self.config.steps
-            if is_last or finished % self.config.checkpoint.every_steps == 0:
-                self._save(finished, validated, must=is_last)
+            if self._save_is_due(finished):
+                self._save(finished, validated, must=finished == self.config.steps)
             if self.saver is not None:
                 self._tell(self.saver.take())
+        if self.saver is not None:
+            self.saver.forget()
         return Outcome("finished", finished, self.last_loss, self.last_validation)
 
     def _make(self, number: int) -> None:
         """Make the 1-based step."""
+        self.step.wish = self.saver is not None and self.saver.wants_copy()
         result = self.step.run(number - 1)
         self.tokens_seen += result.tokens
         self.last_loss = result.loss
         if self.config.digest:
             result = replace(result, digests=state_digests(self.state))
         self.surroundings.on_step(result)
+        if result.wish and self.saver is not None and not self._save_is_due(number):
+            with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
+                self.saver.keep(Moment(number, self.tokens_seen, self.last_loss, None))
+
+    def _save_is_due(self, finished: int) -> bool:
+        every = self.config.checkpoint.every_steps
+        return finished == self.config.steps or finished % every == 0
 
     def _validation_is_due(self, finished: int) -> bool:
         every = self.config.validation.every_steps
@@ -237,26 +249,11 @@ class Training:
         if self.saver is None:
             return
         with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
-            self.saver.begin(finished, self.tokens_seen, self.last_loss, validated, must=must)
+            moment = Moment(finished, self.tokens_seen, self.last_loss, validated)
+            self.saver.begin(moment, must=must)
         if must:
             self.settle()
 
     def _tell(self, saved: Iterable[Saved]) -> None:
         for each in saved:
             self.surroundings.on_checkpoint(each.info, each.took_s)
-
-
-def _checkpoints(
-    config: TrainConfig, device: torch.device, model_config: str | None
-) -> Checkpoints:
-    dataset_sha256, token = from_first(
-        lambda: (index_digest(config.data.uri), uuid.uuid4().hex[:8])
-    )
-    return Checkpoints(
-        run=open_storage(config.run_uri),
-        config=config,
-        dataset_sha256=dataset_sha256,
-        token=token,
-        fingerprint=resume.fingerprint(config, device),
-        model_config=model_config,
-    )

@@ -23,7 +23,10 @@ from ebbtide.platform.errors import StorageError
 from ebbtide.train import retention
 from ebbtide.train.agree import total
 from ebbtide.train.checkpoint import Checkpoints
+from ebbtide.train.keeper import Keeper
 from ebbtide.train.manifest import CheckpointInfo
+from ebbtide.train.memory import Slot
+from ebbtide.train.peers import Moment, PeerMemory
 from ebbtide.train.shard import local
 
 logger = logging.getLogger(__name__)
@@ -47,25 +50,24 @@ class Saver:
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, state: Mapping[str, Tensor], keep_last: int
+        self,
+        checkpoints: Checkpoints,
+        state: Mapping[str, Tensor],
+        keep_last: int,
+        memory: PeerMemory | None = None,
     ) -> None:
         self._checkpoints, self._keep_last = checkpoints, keep_last
         self._state = state
+        self._memory = memory if memory is not None and memory.open() else None
+        self._keeper = Keeper(self._memory) if self._memory is not None else None
+        self._stored: Slot | None = None
         self._copies: dict[str, Tensor] = {}
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._outcomes: list[Saved | Exception] = []
 
-    def begin(
-        self,
-        step: int,
-        tokens_seen: int,
-        loss: float | None,
-        validation_loss: float | None,
-        *,
-        must: bool = False,
-    ) -> None:
-        """Copy the state after ``step`` steps, and store it in the background.
+    def begin(self, moment: Moment, *, must: bool = False) -> None:
+        """Copy the state of this moment, and store it in the background.
 
         If the save before is still at work after a few seconds, this one is left out, unless it
         ``must`` be made. Collective.
@@ -79,13 +81,12 @@ class Saver:
                 logger.warning(
                     "no checkpoint of step %d: the one before is not stored yet; "
                     "raise checkpoint.every_steps, or see to the storage",
-                    step,
+                    moment.step,
                 )
             return
-        self._copy()
         self._thread = threading.Thread(
             target=self._store,
-            args=(step, tokens_seen, loss, validation_loss),
+            args=(self._copy(moment), moment),
             name="ebbtide-saver",
             daemon=True,
         )
@@ -117,7 +118,29 @@ class Saver:
             raise last
         return self.take()
 
-    def _copy(self) -> None:
+    def wants_copy(self) -> bool:
+        """Whether this rank would make a copy in memory after the step at work."""
+        return self._keeper is not None and self._keeper.is_ready()
+
+    def keep(self, moment: Moment) -> None:
+        """Copy the state into the nodes' memory. By all ranks, if rank 0 wants to."""
+        if self._keeper is not None:
+            self._keeper.keep(moment, self._stored if self._is_storing() else None)
+
+    def forget(self) -> None:
+        """The run is finished: what is in the nodes' memory is of no more use."""
+        if self._keeper is not None and self._memory is not None:
+            self._keeper.join()
+            self._memory.folder.remove()
+
+    def _is_storing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _copy(self, moment: Moment) -> dict[str, Tensor]:
+        """This rank's parts of the state as they are now, by name."""
+        if self._keeper is not None and self._memory is not None:
+            self._stored = self._keeper.keep(moment, None)
+            return self._memory.tensors(self._stored)
         for name, tensor in self._state.items():
             part = local(tensor)
             if name not in self._copies:
@@ -125,24 +148,25 @@ class Saver:
             self._copies[name].copy_(part, non_blocking=True)
         if any(copy.is_pinned() for copy in self._copies.values()):
             torch.cuda.synchronize()
+        return self._copies
 
-    def _store(
-        self, step: int, tokens_seen: int, loss: float | None, validation_loss: float | None
-    ) -> None:
+    def _store(self, parts: Mapping[str, Tensor], moment: Moment) -> None:
         start_s = time.monotonic()
+        whole = {name: _like(parts[name], tensor) for name, tensor in self._state.items()}
         try:
             info = self._checkpoints.save(
-                self._whole_copies(), step, tokens_seen, loss, validation_loss, self._group
+                whole,
+                moment.step,
+                moment.tokens_seen,
+                moment.loss,
+                moment.validation_loss,
+                self._group,
             )
             if dist.get_rank() == 0:
                 retention.collect(self._checkpoints.run, info, self._keep_last)
             self._outcomes.append(Saved(info, time.monotonic() - start_s))
         except Exception as error:
             self._outcomes.append(error)
-
-    def _whole_copies(self) -> dict[str, Tensor]:
-        """The copies, sharded as the state is."""
-        return {name: _like(self._copies[name], tensor) for name, tensor in self._state.items()}
 
 
 def _like(part: Tensor, tensor: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ class StepResult:
     ``tokens`` unmasked tokens of the global batch, in nats; ``grad_norm`` is from before clipping.
     ``sample_ids`` are the global batch in order, on rank 0 only. ``seconds`` is where this rank's
     time went since its last result, by owner. ``busy_s`` is how long each rank worked, not waited,
-    in the step before (0 in the first). ``digests`` are of the training state, by tensor, where
-    the job wants them.
+    in the step before (0 in the first); ``wish`` is what rank 0 wished before the step.
+    ``digests`` are of the training state, by tensor, where the job wants them.
     """
 
     step: int
@@ -50,6 +50,7 @@ class StepResult:
     sample_ids: Sequence[int] | None
     seconds: Mapping[Owner, float]
     busy_s: Sequence[float] = ()
+    wish: bool = False
     digests: Mapping[str, str] | None = None
 
 
@@ -73,6 +74,7 @@ class TrainStep:
     order: SampleOrder
     loader: StepLoader
     meter: Meter
+    wish: bool = False
     _busy_s: float = 0.0
 
     def run(self, step: int) -> StepResult:
@@ -83,7 +85,7 @@ class TrainStep:
             with self.meter.measure(Owner.DATA_STALL):
                 passes = self.loader.take(step)
             tokens = self._count(passes)
-            loss, busy_s = self._accumulate(step, passes, tokens)
+            loss, busy_s, wish = self._accumulate(step, passes, tokens)
             grad_norm = self.reduction.clip(self.config.optimizer.clip_norm)
             _require_finite(step + 1, loss, grad_norm)
             lr = learning_rate(
@@ -104,6 +106,7 @@ class TrainStep:
             sample_ids=self.order.sample_ids(step).tolist() if rank == 0 else None,
             seconds=seconds,
             busy_s=busy_s,
+            wish=wish,
         )
 
     def _count(self, passes: Sequence[MicroBatch]) -> int:
@@ -114,27 +117,29 @@ class TrainStep:
 
     def _accumulate(
         self, step: int, passes: Sequence[MicroBatch], tokens: int
-    ) -> tuple[float, list[float]]:
+    ) -> tuple[float, list[float], bool]:
         """Run the passes, leave the gradient on the parameters.
 
-        Returns the global mean loss, and every rank's working seconds of the step before.
+        Returns the global mean loss, every rank's working seconds of the step before, and the wish.
         """
-        micro_batches = self.config.batch.micro_batches
-        shared = torch.zeros(micro_batches + self.generation.world_size, dtype=torch.float64)
+        micro_batches, world_size = self.config.batch.micro_batches, self.generation.world_size
+        shared = torch.zeros(micro_batches + world_size + 1, dtype=torch.float64)
         shared[micro_batches + self.generation.rank] = self._busy_s
+        shared[-1] = float(self.wish and self.generation.rank == 0)
         shared = shared.to(self.device)
         for round_index, one in enumerate(passes):
             self.reduction.start_round(round_index, len(passes))
             torch.manual_seed(draw_seed(self.config.seed, step, one.number or 0))
             output = self.model(one.inputs.to(self.device))
-            loss = self.loss(output, one.labels.to(self.device))
+            value = self.loss(output, one.labels.to(self.device))
             weight = 0.0 if one.number is None else 1.0 / max(tokens, 1)
-            torch.autograd.backward(loss * weight)
+            torch.autograd.backward(value * weight)
             if one.number is not None:
-                shared[one.number] = loss.detach()
+                shared[one.number] = value.detach()
         with self.meter.measure(Owner.NETWORK_STALL):
             known = total(shared).tolist()
-        return float(sum(known[:micro_batches])) / max(tokens, 1), known[micro_batches:]
+        loss = float(sum(known[:micro_batches])) / max(tokens, 1)
+        return loss, known[micro_batches:-1], bool(known[-1])
 
 
 def _require_finite(step: int, loss: float, grad_norm: float) -> None:

@@ -85,7 +85,9 @@ def run_rank(spec: RankSpec) -> None:
                 RaySurroundings(desk, attempt, meter, nodes, watchdog)
             ) as surroundings,
         ):
-            outcome = run_generation(spec.config, attempt, surroundings, device, skip=skip)
+            outcome = run_generation(
+                spec.config, attempt, surroundings, device, skip=skip, nodes=nodes
+            )
         if outcome.status == "left":
             ledger.flush()
             if rank == 0:

@@ -16,6 +16,7 @@ from ebbtide.train import saver as module
 from ebbtide.train.checkpoint import Checkpoints
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import list_checkpoints
+from ebbtide.train.peers import Moment
 from ebbtide.train.saver import Saver
 from tests.train.conftest import MakeConfig
 from tests.train.ranks import Ranks
@@ -41,6 +42,10 @@ class GatedStorage(LocalStorage):
         return GatedStorage(self._path(prefix))
 
 
+def moment(step: int) -> Moment:
+    return Moment(step, 0, None, None)
+
+
 def make_saver(config: TrainConfig) -> tuple[Saver, dict[str, torch.Tensor]]:
     Gate.open.clear()
     Gate.refuses = False
@@ -54,7 +59,7 @@ def change_while_saving(config: TrainConfig) -> tuple[float, list[int], list[int
     for tensor in state.values():
         tensor.fill_(1.0)
     start_s = time.monotonic()
-    saver.begin(3, 0, None, None)
+    saver.begin(moment(3))
     began_s = time.monotonic() - start_s
     before = [saved.info.step for saved in saver.take()]
     for tensor in state.values():
@@ -73,11 +78,11 @@ def test_a_save_is_of_the_state_when_it_was_begun(ranks: Ranks, make_config: Mak
 def save_too_often(config: TrainConfig) -> tuple[list[int], list[int]]:
     module._PATIENCE_S = 0.1
     saver, _ = make_saver(config)
-    saver.begin(1, 0, None, None)
-    saver.begin(2, 0, None, None)  # rank 1 is at work: left out everywhere
+    saver.begin(moment(1))
+    saver.begin(moment(2))  # rank 1 is at work: left out everywhere
     Gate.open.set()
     first = [saved.info.step for saved in saver.wait()]
-    saver.begin(3, 0, None, None, must=True)
+    saver.begin(moment(3), must=True)
     return first, [saved.info.step for saved in saver.wait()]
 
 
@@ -94,18 +99,18 @@ def refuse(config: TrainConfig) -> tuple[list[int], str, list[int]]:
     saver, _ = make_saver(config)
     Gate.refuses = True
     Gate.open.set()
-    saver.begin(1, 0, None, None)
+    saver.begin(moment(1))
     while not saver._outcomes:
         time.sleep(0.01)
     taken = [saved.info.step for saved in saver.take()]
-    saver.begin(2, 0, None, None, must=True)
+    saver.begin(moment(2), must=True)
     try:
         saver.wait()
         said = "nothing"
     except StorageError as error:
         said = str(error)
     Gate.refuses = False
-    saver.begin(3, 0, None, None)
+    saver.begin(moment(3))
     saver._outcomes.clear()
     return taken, said, [saved.info.step for saved in saver.wait()]
 
@@ -125,7 +130,7 @@ def save_nonsense(config: TrainConfig) -> None:
     saver, state = make_saver(config)
     Gate.open.set()
     next(iter(state.values())).fill_(float("nan"))
-    saver.begin(4, 0, None, None)
+    saver.begin(moment(4))
     saver.wait()
 
 
