@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ebbtide.platform import child_process, process_session
+from ebbtide.platform import child_process, node_memory, process_session
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_door import Door
@@ -142,6 +142,7 @@ class LocalCluster:
         self._adding = threading.Lock()
         self._starter = ThreadPoolExecutor(1)  # nodes end with the thread that started them
         self._reaper: Reaper | None = None
+        self._node_ids: dict[int, str] = {}
         self._session, self._started = "", 0
         self._head: subprocess.Popen[bytes] | None = None
         self._control: ControlService | None = None
@@ -309,7 +310,11 @@ class LocalCluster:
             *options,
         ]
         environment = {**self.environment, **node_id_environment(node_id)}
-        return self._starter.submit(self._start_process, name, command, environment).result()
+        if self._reaper is not None:
+            self._reaper.files(node_memory.pattern(node_id))
+        process = self._starter.submit(self._start_process, name, command, environment).result()
+        self._node_ids[process.pid] = node_id
+        return process
 
     def _start_process(
         self, name: str, command: list[str], environment: dict[str, str]
@@ -325,6 +330,8 @@ class LocalCluster:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process_session.kill(process)
+        if process.pid in self._node_ids:
+            node_memory.remove(self._node_ids.pop(process.pid))
         if self._reaper is not None:
             self._reaper.forget(process.pid)
 

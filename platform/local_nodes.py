@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebbtide.platform import process_session
+from ebbtide.platform import node_memory, process_session
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_door import ask_for_node
 from ebbtide.platform.nodes import LABEL_LOCAL_NODE
@@ -73,8 +73,9 @@ class LocalNodes:
         self._control.drain(node.node_id, deadline_s, "spot eviction")
 
     def kill(self, node: LocalNode) -> None:
-        """SIGKILL every process of the node."""
+        """SIGKILL every process of the node; what was in its memory is gone."""
         process_session.kill_all(node.session)
+        node_memory.remove(node.node_id)
 
     def kill_worker(self, pid: int) -> None:
         """SIGKILL one process."""

@@ -9,10 +9,8 @@ is refused before it is written; nothing is read from the folder of another node
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +21,11 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ebbtide.platform import node_memory
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import StorageError
 
-ROOT = Path("/dev/shm")
-PREFIX = "ebbtide-memory-"
 _ALIGNMENT = 64
-_STALE_S = 3600.0
 
 
 class Piece(Config):
@@ -158,9 +154,8 @@ class Slot:
 class Folder:
     """The copies of one run on one node."""
 
-    def __init__(self, run_uri: str, node: str, root: Path = ROOT) -> None:
-        name = hashlib.sha256(run_uri.encode()).hexdigest()[:16]
-        self.path = root / f"{PREFIX}{name}-{node[:16]}"
+    def __init__(self, run_uri: str, node: str, root: Path = node_memory.ROOT) -> None:
+        self.path = node_memory.folder(run_uri, node, root)
 
     def make_slot(self, name: str, size_bytes: int) -> Slot:
         """A slot of that size. Raises StorageError if it does not fit in memory."""
@@ -213,15 +208,6 @@ def open_copy(copy: Copy, path: Path) -> Tensor | None:
 
 def _crc32(buffer: Tensor) -> int:
     return zlib.crc32(buffer.numpy().data)
-
-
-def remove_stale(root: Path = ROOT) -> None:
-    """Remove what runs left that were never taken up again: untouched for an hour."""
-    for folder in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            newest_s = max((file.stat().st_mtime for file in folder.iterdir()), default=0.0)
-            if time.time() - max(newest_s, folder.stat().st_mtime) > _STALE_S:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def peer_offset(nodes: Sequence[str]) -> int:

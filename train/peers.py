@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ebbtide.platform import node_memory
 from ebbtide.platform.errors import StorageError
 from ebbtide.train.agree import everywhere
 from ebbtide.train.memory import (
@@ -85,6 +86,7 @@ class PeerMemory:
         return True
 
     def _make_slots(self) -> None:
+        node_memory.remove_stale()
         own, peer = f"{self._token}-{self._rank}", f"{self._token}-{self._peer_rank}-peer"
         self._own = [
             self.folder.make_slot(f"{own}-{i}", self._size_bytes) for i in range(_OWN_SLOTS)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from ebbtide.platform import node_memory
 from ebbtide.platform.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,13 @@ def connected(address: str | None = None) -> Iterator[None]:
         ray.init(address=address, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
+    node_id = ray.get_runtime_context().get_node_id()
     try:
         yield
     finally:
         ray.shutdown()
+        if address == "local":
+            node_memory.remove(node_id)
 
 
 def _require_reachable(address: str) -> None:

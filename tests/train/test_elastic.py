@@ -228,6 +228,7 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     assert [each.ended for each in history.attempts] == ["notice", "failure", "growth", None]
     assert [each.steps_lost for each in history.attempts][::2] == [0, 0]
     assert history.steps_lost("notice") == 0
+    assert history.steps_lost("failure") <= 2  # from the peers' memory, checkpoints are 10 apart
     assert result.attempts == 4
     failed = [event for event in events if isinstance(event, Failed)]
     assert [(each.cause, each.counted) for each in failed] == [("node lost", False)]
@@ -276,7 +277,6 @@ def _expect_an_honest_ledger(config: TrainConfig) -> None:
     assert {number for number in result.by_attempt if number is not None} == {0, 1, 2, 3}
     assert result.by_owner[Owner.COMPUTE].time_us > 0
     assert result.by_owner[Owner.RESTART].time_us > 0
-    assert result.by_owner[Owner.LOST_WORK].time_us > 0
     assert not result.total.spent.partial
 
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ebbtide.platform.errors import StorageError
-from ebbtide.train import memory, peers
+from ebbtide.train import peers
 from ebbtide.train.memory import Copy, Folder, newest_whole, peer_offset
 from ebbtide.train.peers import Moment, PeerMemory
 from ebbtide.train.shard import full
@@ -172,14 +172,3 @@ def test_what_does_not_fit_is_refused_before_it_is_written() -> None:
     with pytest.raises(StorageError, match=r"no room for \d+ MB"):
         folder.make_slot("huge", 1 << 50)
     assert not list(folder.path.glob("*.copy"))
-
-
-def test_what_nobody_takes_up_again_is_removed_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Folder("old", "a", tmp_path).make_slot("x", 64)
-    memory.remove_stale(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(memory, "_STALE_S", -1.0)
-    memory.remove_stale(tmp_path)
-    assert not list(tmp_path.iterdir())
