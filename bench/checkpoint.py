@@ -11,7 +11,9 @@ JSON last:
 - ``stall_ratio_sync_s3``: ``sync_s3_stall_s`` over ``stall_s``.
 - ``throughput_loss_percent``: steps that take longer because of saves every ten steps, all told.
 - ``commit_s``: from the begin of a save to its commit. Median.
-- ``restore_disk_s``, ``restore_s3_s``: loading the newest checkpoint into the model. Median.
+- ``memory_stall_percent_every_step``, ``memory_throughput_loss_percent``: the same with a copy into
+  the nodes' memory after every step.
+- ``restore_memory_s``, ``restore_disk_s``, ``restore_s3_s``: loading the newest checkpoint into the model. Median.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.train.config import TrainConfig
 
 WARM_UP = 3
+NODES = ("bench-a", "bench-b")
 
 
 def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
@@ -82,6 +85,41 @@ def restoring(config: TrainConfig) -> list[float]:
         seconds.append(time.perf_counter() - start_s)
     training.step.loader.close()
     return seconds
+
+
+def remembering(config: TrainConfig) -> dict[str, Any]:
+    """A copy into the nodes' memory after every step: stalls, steps, and restoring, in seconds."""
+    import torch
+    import torch.distributed as dist
+
+    from ebbtide.train import peers
+    from ebbtide.train.loop import Training
+    from ebbtide.train.peers import Moment
+    from ebbtide.train.trial import Alone
+
+    training = Training(
+        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True, nodes=NODES
+    )
+    saver, checkpoints = training.saver, training.checkpoints
+    assert saver is not None and checkpoints is not None
+    found: dict[str, list[float]] = {"stalls": [], "steps": [], "restores": []}
+    for number in range(config.steps):
+        start_s = time.perf_counter()
+        training.step.run(number)
+        begin_s = time.perf_counter()
+        saver.keep(Moment(number + 1, 0, None, None))
+        found["stalls"].append(time.perf_counter() - begin_s)
+        found["steps"].append(time.perf_counter() - start_s)
+    training.step.loader.close()
+    for _ in range(3):
+        time.sleep(1.0)  # the last copy is shared
+        dist.barrier()
+        start_s = time.perf_counter()
+        moment = peers.restore(config.run_uri, NODES, training.state, checkpoints.job, 0)
+        found["restores"].append(time.perf_counter() - start_s)
+        assert moment is not None and moment.step == config.steps
+    saver.forget()
+    return {name: seconds[1:] for name, seconds in found.items()}
 
 
 def by_hand(config: TrainConfig, folder: str, saves: int) -> dict[str, list[float]]:
@@ -150,6 +188,7 @@ def measure(folder: Path, server: LocalS3, is_short: bool) -> dict[str, float]:
     def share(found: dict[str, Any], count: int) -> float:
         return 100 * statistics.mean(found["stalls"]) / (plain_s * count)
 
+    memory = run_ranks(2, remembering, job("memory", count=max(15, steps // 3)))
     return {
         "stall_percent_every_10": share(every_10, 10),
         "stall_percent_every_step": share(every_1, 1),
@@ -159,6 +198,9 @@ def measure(folder: Path, server: LocalS3, is_short: bool) -> dict[str, float]:
         "async_save_stall_s": statistics.median(hand["async"]),
         "throughput_loss_percent": 100 * (statistics.mean(every_10["steps"]) / plain_s - 1),
         "commit_s": statistics.median(every_10["commits"]),
+        "memory_stall_percent_every_step": share(memory, 1),
+        "memory_throughput_loss_percent": 100 * (statistics.mean(memory["steps"]) / plain_s - 1),
+        "restore_memory_s": statistics.median(memory["restores"]),
         "restore_disk_s": statistics.median(
             run_ranks(2, restoring, job("on-disk", str(folder), 12))
         ),
