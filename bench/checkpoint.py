@@ -13,7 +13,7 @@ JSON last:
 - ``commit_s``: from the begin of a save to its commit. Median.
 - ``memory_stall_percent_every_step``, ``memory_throughput_loss_percent``: the same with a copy into
   the nodes' memory after every step.
-- ``restore_memory_s``, ``restore_disk_s``, ``restore_s3_s``: loading the newest checkpoint into the model. Median.
+- ``restore_memory_s``, ``restore_disk_s``, ``restore_s3_s``: loading the newest state. Medians.
 """
 
 from __future__ import annotations
