@@ -35,6 +35,7 @@ from bench.job import make_job
 from ebbtide.platform.chaos import Chaos
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_nodes import LocalNodes
+from ebbtide.platform.ray_seam.environment import RAYS_FAILURE_DETECTION
 from ebbtide.train.driver import Progress
 from ebbtide.train.events import Event, Step, read_events
 from ebbtide.train.history import History
@@ -43,13 +44,6 @@ from ebbtide.train.job import train
 NODES = 4
 SAVE_EVERY = 5
 STEPS_BETWEEN = 8
-RAYS_OWN = {
-    "RAY_health_check_initial_delay_ms": "5000",
-    "RAY_health_check_period_ms": "3000",
-    "RAY_health_check_timeout_ms": "10000",
-    "RAY_health_check_failure_threshold": "5",
-}
-"""What the local cluster sets otherwise."""
 
 
 class Enough(Exception):
@@ -168,7 +162,7 @@ def stock(folder: Path) -> float:
                 raise TimeoutError("Ray Train has made no step for five minutes")
             time.sleep(0.1)
 
-    with LocalCluster(NODES, environment=RAYS_OWN) as cluster:
+    with LocalCluster(NODES, environment=RAYS_FAILURE_DETECTION) as cluster:
         driver = subprocess.Popen(
             [sys.executable, "-m", "bench.stock", job, made, cluster.address, str(SAVE_EVERY)],
             env={**os.environ, **cluster.environment},

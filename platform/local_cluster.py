@@ -44,10 +44,11 @@ from ebbtide.platform.nodes import (
     LABEL_MARKET,
     LABEL_ZONE,
 )
+from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.reaper import Reaper
 
 if TYPE_CHECKING:
-    from ebbtide.platform.ray_seam import ControlService, RayNode
+    from ebbtide.platform.ray_seam.control_service import ControlService, RayNode
 
 _START_TIMEOUT_S = 120.0
 _START_ATTEMPTS = 3
@@ -59,14 +60,6 @@ DEFAULT_LABELS: Mapping[str, str] = {
     LABEL_INSTANCE_TYPE: "local-cpu",
     LABEL_MARKET: "spot",
     LABEL_ZONE: "local-a",
-}
-
-# A dead node is declared dead after about two seconds instead of about half a minute.
-FAST_FAILURE_DETECTION: Mapping[str, str] = {
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
 }
 
 
@@ -217,13 +210,12 @@ class LocalCluster:
         foreign = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return {
             **foreign,
-            **FAST_FAILURE_DETECTION,
+            **environment.FAST_FAILURE_DETECTION,
+            **environment.QUIET_NODE,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "RAY_TMPDIR": str(self._folder),
             "RAY_AUTH_MODE": "disabled",  # explicit: a stray token file would switch it on
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_enable_metrics_collection": "0",  # its port would be open to all interfaces
-            "RAY_worker_niceness": "0",
             **self._environment,
         }
 
@@ -286,7 +278,7 @@ class LocalCluster:
         return self._control
 
     def _ray_start(self, name: str, folder: Path, *options: str) -> subprocess.Popen[bytes]:
-        from ebbtide.platform.ray_seam import AgentPorts, node_id_environment  # late: imports torch
+        from ebbtide.platform.ray_seam.ray_start import AgentPorts  # late: it imports Ray
 
         node_id = secrets.token_hex(28)
         ports = AgentPorts(*_free_ports(4))
@@ -302,26 +294,23 @@ class LocalCluster:
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
             "--min-worker-port=0",
             "--max-worker-port=0",
-            f"--dashboard-agent-listen-port={ports.dashboard_listen}",
-            f"--dashboard-agent-grpc-port={ports.dashboard_grpc}",
-            f"--runtime-env-agent-port={ports.runtime_env}",
-            f"--metrics-export-port={ports.metrics}",
+            *ports.options(),
             f"--temp-dir={folder}",
             *options,
         ]
-        environment = {**self.environment, **node_id_environment(node_id)}
+        variables = {**self.environment, **environment.node_id(node_id)}
         if self._reaper is not None:
             self._reaper.files(node_memory.pattern(node_id))
-        process = self._starter.submit(self._start_process, name, command, environment).result()
+        process = self._starter.submit(self._start_process, name, command, variables).result()
         self._node_ids[process.pid] = node_id
         return process
 
     def _start_process(
-        self, name: str, command: list[str], environment: dict[str, str]
+        self, name: str, command: list[str], variables: dict[str, str]
     ) -> subprocess.Popen[bytes]:
         """On the starter's thread, which an interrupt does not reach: what runs is known."""
         process = child_process.start(
-            command, log=self._folder / f"{name}.log", env=environment, cwd=self._folder
+            command, log=self._folder / f"{name}.log", env=variables, cwd=self._folder
         )
         self._processes.append(process)
         if self._reaper is not None:
@@ -336,6 +325,8 @@ class LocalCluster:
             self._reaper.forget(process.pid)
 
     def _start_head(self) -> None:
+        from ebbtide.platform.ray_seam.ray_start import session_name  # late: it imports Ray
+
         attempts, deadline_s = 1, self._clock.monotonic() + _START_TIMEOUT_S
         self._head = self._launch_head()
         while not self._head_answers():
@@ -345,9 +336,11 @@ class LocalCluster:
             else:
                 self._expect_running("head", self._head, deadline_s)
             self._clock.sleep(_POLL_S)
-        self._session = (self._folder / "session_latest").resolve().name
+        self._session = session_name(self._folder)
 
     def _launch_head(self) -> subprocess.Popen[bytes]:
+        from ebbtide.platform.ray_seam.ray_start import NO_MONITOR  # late: it imports Ray
+
         self._port, client, self._dashboard_port = _free_ports(3)
         self.address = f"127.0.0.2:{self._port}"
         return self._ray_start(
@@ -355,7 +348,7 @@ class LocalCluster:
             self._folder,
             "--head",
             "--num-cpus=0",
-            "--no-monitor",  # of an autoscaler, which there is not; its port would be open to all
+            NO_MONITOR,
             "--node-ip-address=127.0.0.2",
             f"--port={self._port}",
             f"--ray-client-server-port={client}",
@@ -365,7 +358,7 @@ class LocalCluster:
         )
 
     def _head_answers(self) -> bool:
-        from ebbtide.platform.ray_seam import ControlService  # late: it imports Ray and torch
+        from ebbtide.platform.ray_seam.control_service import ControlService  # late: imports Ray
 
         if self._control is None:
             try:

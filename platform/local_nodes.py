@@ -17,8 +17,9 @@ from ebbtide.platform import node_memory, process_session
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_door import ask_for_node
 from ebbtide.platform.nodes import LABEL_LOCAL_NODE
-from ebbtide.platform.ray_seam import ControlService, is_busy_worker
-from ebbtide.platform.raylets import Raylet, raylets_here
+from ebbtide.platform.ray_seam.control_service import ControlService
+from ebbtide.platform.ray_seam.raylets import Raylet, raylets_here
+from ebbtide.platform.ray_seam.workers import is_busy_worker
 
 
 @dataclass(frozen=True)

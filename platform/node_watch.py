@@ -16,7 +16,7 @@ from ebbtide.platform.clock import Clock
 from ebbtide.platform.errors import ClusterError, MetadataError
 from ebbtide.platform.metadata_service import MetadataService
 from ebbtide.platform.preemption import Notice, next_poll_s, read_notice, read_rebalance
-from ebbtide.platform.raylets import Raylet
+from ebbtide.platform.ray_seam.raylets import Raylet
 
 _WAIT_S = 20.0  # of a long-polling request
 _DETECT_S = 30.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ebbtide.platform.ray_seam import ControlService
-from ebbtide.platform.raylets import Raylet, raylets_here
+from ebbtide.platform.ray_seam.control_service import ControlService
+from ebbtide.platform.ray_seam.raylets import Raylet, raylets_here
 
 
 class OwnNodes:

@@ -18,10 +18,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
+from ebbtide.platform.ray_seam.llm import to_model_metadata
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import Site, llm_config
 from ebbtide.serve.ingress import build_ingress
-from ebbtide.serve.ray_llm_seam import to_model_metadata
 from ebbtide.serve.replica import DecodeServer, PrefillServer
 
 _MAX_ONGOING_REQUESTS = 10_000

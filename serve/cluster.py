@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION
 from ebbtide.serve import interrupts
 
 log = logging.getLogger(__name__)
@@ -21,18 +22,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REACH_TIMEOUT_S = 5.0
-_HEAD = "node:__internal_head__"
-
-# Engines that load keep every core busy for a minute: a raylet that is slow then is not dead.
-_PATIENT = {
-    "RAY_health_check_period_ms": "5000",
-    "RAY_health_check_timeout_ms": "10000",
-}
 
 
 def local_cluster() -> LocalCluster:
     """A cluster with this machine's cores, ended when its context is left."""
-    return LocalCluster(nodes=1, cpus_per_node=os.cpu_count() or 1, environment=_PATIENT)
+    return LocalCluster(
+        nodes=1,
+        cpus_per_node=os.cpu_count() or 1,
+        environment=PATIENT_FAILURE_DETECTION,  # engines that load keep every core busy
+    )
 
 
 @contextlib.contextmanager
@@ -107,7 +105,9 @@ def on_head(function: Callable[..., T], *arguments: Any) -> T:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    head = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]), None)
+    from ebbtide.platform.ray_seam.state import head_node
+
+    head = head_node()
     if head is None:
         raise ClusterError("the Ray cluster has no living head node")
     task = ray.remote(function).options(

@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ebbtide.serve import envelope
-from ebbtide.serve.ray_llm_seam import (
+from ebbtide.platform.ray_seam.llm import (
     ChatCompletionRequest,
     CompletionRequest,
     OpenAIHTTPException,
 )
+from ebbtide.serve import envelope
 
 log = logging.getLogger(__name__)
 

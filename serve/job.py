@@ -222,7 +222,7 @@ def _require_idle_serve() -> None:
 
 
 def _end_serve() -> None:
-    from ebbtide.serve.ray_serve_seam import end_serve
+    from ebbtide.platform.ray_seam.serve import end_serve
 
     end_serve(_END_TIMEOUT_S)
 

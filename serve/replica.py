@@ -14,9 +14,9 @@ from typing import Any
 from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
 
 from ebbtide.platform.errors import ServeError
+from ebbtide.platform.ray_seam.llm import CallbackBase, engine_client, first_error
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.model_files import fetch
-from ebbtide.serve.ray_llm_seam import CallbackBase, engine_client, first_error
 from ebbtide.serve.shared_memory import detach_tracker
 from ebbtide.serve.split import prefill_where
 from ebbtide.serve.startup import reason

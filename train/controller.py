@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ebbtide.platform.ray_seam import NodeOffer, unreachable_nodes
+from ebbtide.platform.ray_seam.decisions import NodeOffer
+from ebbtide.platform.ray_seam.state import unreachable_nodes
 from ebbtide.train import elastic
 from ebbtide.train.desk import Standing, find_desk
 from ebbtide.train.elastic import GROWTH_GAIN, Limits, Offer, Running

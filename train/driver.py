@@ -13,7 +13,8 @@ from typing import Any
 from ebbtide.platform.clock import Clock
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.ledger import LedgerWriter
-from ebbtide.platform.ray_seam import draining_nodes, prestart_workers
+from ebbtide.platform.ray_seam.state import draining_nodes
+from ebbtide.platform.ray_seam.workers import prestart_workers
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.events import (

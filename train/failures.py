@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ebbtide.platform.errors import EbbtideError, NotFiniteError, StorageError, TrainingError
-from ebbtide.platform.ray_seam import ProcessLost
+from ebbtide.platform.ray_seam.decisions import ProcessLost
 
 _COLLECTIVE = re.compile(
     r"gloo/transport|Connection (closed|reset) by peer|Connection refused|Broken pipe"

@@ -161,8 +161,10 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     from ray.exceptions import RayError
     from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 
-    from ebbtide.platform import ray_output
-    from ebbtide.platform.ray_seam import ElasticTrainer, hook_environment, rank_errors
+    from ebbtide.platform.ray_seam import output
+    from ebbtide.platform.ray_seam.train import ElasticTrainer
+    from ebbtide.platform.ray_seam.train_policies import rank_errors
+    from ebbtide.platform.ray_seam.workers import hook_environment
     from ebbtide.train.controller import Judge, Scaling
     from ebbtide.train.elastic import Limits
     from ebbtide.train.failures import classify, to_raise
@@ -192,7 +194,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
             process_group_timeout_s=_PROCESS_GROUP_TIMEOUT_S,
         )
         try:
-            with ray_output.plain():
+            with output.plain():
                 trainer.fit()
         except RayError as error:
             raise ClusterError(f"the connection to the cluster was lost: {error}") from error

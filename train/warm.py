@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import logging
 
+from ebbtide.platform.ray_seam.workers import RANK_MODULE
+
 logger = logging.getLogger(__name__)
 
 HOOK = "ebbtide.train.warm.warm"
@@ -19,7 +21,7 @@ _MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "ray.train.torch",
-    "ray.train.v2._internal.execution.worker_group.worker",
+    RANK_MODULE,
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_utils",
     "ebbtide.train.loop",

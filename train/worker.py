@@ -42,7 +42,7 @@ def train_function(spec: RankSpec) -> Callable[[], None]:
     """The function that Ray Train runs on every rank; the process group is up."""
 
     def train() -> None:
-        from ebbtide.platform.ray_output import mute_training_errors
+        from ebbtide.platform.ray_seam.output import mute_training_errors
 
         try:
             run_rank(spec)

@@ -85,7 +85,9 @@ def _fit(sweep: Sweep, address: str | None, function: str, recorder: Recorder) -
         # Importing Ray Tune takes about as long as joining the pool, so both go on at once.
         import ray.tune
 
-        from ebbtide.tune import ray_seam, tuner
+        from ebbtide.platform.ray_seam.tune import PooledSweep, pooled
+        from ebbtide.tune import tuner
+        from ebbtide.tune.failures import failure_of, is_lost
 
         base = sweep.trial_base.model_dump(mode="json")
         environment = {name: text for name, text in os.environ.items() if name.startswith("AWS_")}
@@ -104,8 +106,12 @@ def _fit(sweep: Sweep, address: str | None, function: str, recorder: Recorder) -
             recorder.started(trial_id, request.values)
             return request
 
-        pooled = ray_seam.PooledSweep(pool, pool.lease.sweep_id, request_of, recorder.failed)
-        with ray_seam.pooled(pooled):
+        def may_retry(trial_id: str, error: BaseException) -> bool:
+            failure = failure_of(error)
+            recorder.failed(trial_id, failure)
+            return failure.may_retry
+
+        with pooled(PooledSweep(pool, pool.lease.sweep_id, request_of, may_retry, is_lost)):
             made = tuner.make_tuner(
                 config,
                 name=sweep.name,

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ebbtide
 from ebbtide.platform.errors import ClusterError, TuneError
-from ebbtide.tune import ray_seam
+from ebbtide.platform.ray_seam.state import job_is_dead
 from ebbtide.tune.config import PoolConfig
 from ebbtide.tune.evaluator import Evaluator, Lease
 from ebbtide.tune.nursery import Nursery
@@ -47,8 +47,8 @@ def code_digest() -> str:
     """What an evaluator shares with the sweeps that use it: ebbtide's code, and the job's files."""
     root = Path(ebbtide.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(file for name in _FOLDERS for file in (root / name).glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(file for name in _FOLDERS for file in (root / name).rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     uploaded = ray.get_runtime_context().runtime_env.get("working_dir", "")
     digest.update(str(uploaded).encode())
     return digest.hexdigest()[:16]
@@ -60,7 +60,7 @@ class EvaluatorActor(Evaluator):
     def __init__(self, name: str, code: str) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         facts = {"name": name, "node_id": node_id, "code": code}
-        super().__init__(facts, ray_seam.job_is_dead, Nursery())
+        super().__init__(facts, job_is_dead, Nursery())
         self.warm_up()  # also after Ray has restarted it
 
 

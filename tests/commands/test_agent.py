@@ -18,7 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_metadata import LocalMetadata
-from ebbtide.platform.ray_seam import ControlService, draining_nodes
+from ebbtide.platform.ray_seam.control_service import ControlService
+from ebbtide.platform.ray_seam.state import draining_nodes
 
 
 @contextmanager

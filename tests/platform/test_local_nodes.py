@@ -19,7 +19,7 @@ from ebbtide.platform.chaos import Chaos
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_nodes import LocalNodes
-from ebbtide.platform.ray_seam import draining_nodes
+from ebbtide.platform.ray_seam.state import draining_nodes
 
 
 class Busy:

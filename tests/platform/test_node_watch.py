@@ -12,7 +12,7 @@ from ebbtide.platform.errors import ClusterError, MetadataError
 from ebbtide.platform.local_metadata import LocalMetadata
 from ebbtide.platform.metadata_service import Cloud, MetadataService, connect
 from ebbtide.platform.node_watch import NodeWatch, Report
-from ebbtide.platform.raylets import Raylet
+from ebbtide.platform.ray_seam.raylets import Raylet
 
 NOW_S = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC).timestamp()
 TERMINATE = '{"action": "terminate", "time": "2026-03-01T12:02:00Z"}'

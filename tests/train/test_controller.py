@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from ebbtide.platform.errors import DataError, NotFiniteError
-from ebbtide.platform.ray_seam import NodeOffer, ProcessLost
+from ebbtide.platform.ray_seam.decisions import NodeOffer, ProcessLost
 from ebbtide.train import controller
 from ebbtide.train.controller import Judge, Scaling
 from ebbtide.train.desk import Desk

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from ebbtide.platform.errors import DataError, StorageError, TrainingError
-from ebbtide.platform.ray_seam import ProcessLost
+from ebbtide.platform.ray_seam.decisions import ProcessLost
 from ebbtide.train.failures import Cause, PeerLost, UserCrash, classify, portable, to_raise
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711"

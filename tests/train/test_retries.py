@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.platform.errors import DataError, NotFiniteError
-from ebbtide.platform.ray_seam import ProcessLost
+from ebbtide.platform.ray_seam.decisions import ProcessLost
 from ebbtide.train.failures import Cause, Failure, PeerLost, UserCrash
 from ebbtide.train.retries import Retries, Verdict
 

@@ -1,8 +1,8 @@
-"""Every private interface of Ray that tuning leans on, in one place.
+"""Ray Tune's controller, made to run its trials on actors that it has not started.
 
 Ray Tune starts an actor for each trial. Here its controller gets a resource manager that hands out
-the pool's evaluators instead, and an actor manager that never kills one. What a Ray upgrade changes
-of all this, ``tests/tune/test_ray_seam.py`` names.
+the seats of a pool instead, and an actor manager that never kills one. Promises: every seat that
+was taken is given back, with word of whether its actor is broken.
 """
 
 from __future__ import annotations
@@ -22,35 +22,13 @@ from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.tune.result import TRIAL_INFO
 
-from ebbtide.tune.evaluator import LeaseLost, TrialFailed
-from ebbtide.tune.trial import TrialRequest
+from ebbtide.platform.ray_seam import environment
 
 _IDLE_S = 0.05
-SETTINGS = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # the new one writes to stdout at every verbosity
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # TensorBoard's would import torch into the driver
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the evaluator checks, and fails one trial only
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the command, not just the loop
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's own table shows them
-}
-
-
-def job_is_dead(job_id: str) -> bool:
-    """Whether a driver's job has ended, by Ray's own record of it."""
-    import ray._private.state
-
-    jobs = ray._private.state.jobs()
-    return not any(job["JobID"] == job_id and not job["IsDead"] for job in jobs)
-
-
-class Seat(Protocol):
-    """A place on the pool: its evaluator's actor handle."""
-
-    actor: Any
 
 
 class Seats(Protocol):
-    """What the controller asks of a pool; see :class:`ebbtide.tune.pool.Pool`."""
+    """What the controller asks of a pool. A seat has its actor's handle as ``actor``."""
 
     def poll(self) -> None: ...
     def any_free(self) -> bool: ...
@@ -59,21 +37,20 @@ class Seats(Protocol):
     def pending(self) -> list[Any]: ...
 
 
-RequestOf = Callable[[str, dict[str, Any]], TrialRequest]
-"""From Tune's trial id and sampled values to what an evaluator is asked to run."""
+@dataclass
+class PooledSweep:
+    """One sweep's use of a pool, whose actors have ``start``, ``next_result`` and ``stop``.
 
+    ``request_of`` makes what an actor is asked to run of a trial's id and sampled values.
+    ``may_retry`` hears of every failure of a trial, whatever Ray raises for a call to its actor,
+    and decides. ``is_lost`` tells the actors' own errors by which a seat is no longer the sweep's.
+    """
 
-def failure_of(error: BaseException) -> TrialFailed:
-    """Why a trial failed, from whatever Ray raises for a call to its evaluator."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, TrialFailed):
-        return cause
-    if isinstance(cause, LeaseLost):
-        return TrialFailed(f"another sweep took the evaluator: {cause}", may_retry=True)
-    if isinstance(cause, RayActorError):
-        evicted = bool(getattr(cause, "preempted", False))
-        return TrialFailed("the evaluator died", may_retry=True, evicted=evicted)
-    return TrialFailed(f"{type(cause).__name__}: {cause}")
+    pool: Seats
+    sweep_id: str
+    request_of: Callable[[str, dict[str, Any]], Any]
+    may_retry: Callable[[str, BaseException], bool]
+    is_lost: Callable[[BaseException], bool]
 
 
 class _Call:
@@ -85,7 +62,7 @@ class _Call:
 
 
 class _TrialHandle:
-    """Stands where Tune expects the handle of a trial's own actor; the calls go to an evaluator."""
+    """Stands where Tune expects the handle of a trial's own actor; the calls go to a seat's."""
 
     def __init__(self, acquired: _SeatAcquired, config: dict[str, Any]) -> None:
         sweep, actor = acquired.sweep, acquired.seat.actor
@@ -114,16 +91,6 @@ class _TrialClass:
 
 
 @dataclass
-class PooledSweep:
-    """One sweep's use of a pool. ``on_failure`` hears of every failure, with the trial's id."""
-
-    pool: Seats
-    sweep_id: str
-    request_of: RequestOf
-    on_failure: Callable[[str, TrialFailed], None]
-
-
-@dataclass
 class _SeatAcquired(AcquiredResources):  # type: ignore[misc]  # Ray is untyped
     seat: Any = None
     sweep: Any = None
@@ -133,8 +100,8 @@ class _SeatAcquired(AcquiredResources):  # type: ignore[misc]  # Ray is untyped
     def _annotate_remote_entity(self, entity: Any, bundle: Any, bundle_index: int) -> Any:
         return _TrialClass(self)
 
-    def has_lost_its_evaluator(self) -> bool:
-        """Whether the seat's evaluator is known to have died."""
+    def has_lost_its_actor(self) -> bool:
+        """Whether the seat's actor is known to have died."""
         if self.broken or self.stopped is None:
             return self.broken
         ready, _ = ray.wait([self.stopped], timeout=0)
@@ -147,7 +114,7 @@ class _SeatAcquired(AcquiredResources):  # type: ignore[misc]  # Ray is untyped
 
 class _SeatManager(ResourceManager):  # type: ignore[misc]  # Ray is untyped
     def __init__(self, sweep: PooledSweep) -> None:
-        self._sweep = sweep
+        self.sweep = sweep
         self._requests: list[Any] = []
 
     def request_resources(self, resource_request: Any) -> None:
@@ -157,24 +124,24 @@ class _SeatManager(ResourceManager):  # type: ignore[misc]  # Ray is untyped
         self._requests.remove(resource_request)
 
     def has_resources_ready(self, resource_request: Any) -> bool:
-        return resource_request in self._requests and self._sweep.pool.any_free()
+        return resource_request in self._requests and self.sweep.pool.any_free()
 
     def acquire_resources(self, resource_request: Any) -> Any:
-        seat = self._sweep.pool.take()
+        seat = self.sweep.pool.take()
         if seat is None:
             return None
         self._requests.remove(resource_request)
-        return _SeatAcquired(resource_request=resource_request, seat=seat, sweep=self._sweep)
+        return _SeatAcquired(resource_request=resource_request, seat=seat, sweep=self.sweep)
 
     def free_resources(self, acquired_resource: Any) -> None:
-        broken = acquired_resource.has_lost_its_evaluator()
-        self._sweep.pool.give_back(acquired_resource.seat, broken=broken)
+        broken = acquired_resource.has_lost_its_actor()
+        self.sweep.pool.give_back(acquired_resource.seat, broken=broken)
 
     def get_resource_futures(self) -> list[Any]:
-        return self._sweep.pool.pending()
+        return self.sweep.pool.pending()
 
     def update_state(self) -> None:
-        self._sweep.pool.poll()
+        self.sweep.pool.poll()
 
     def clear(self) -> None:
         self._requests = []
@@ -182,6 +149,10 @@ class _SeatManager(ResourceManager):  # type: ignore[misc]  # Ray is untyped
 
 class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
     """Ray's manager of trial actors, except that it never kills a member of the pool."""
+
+    def __init__(self, resource_manager: _SeatManager) -> None:
+        super().__init__(resource_manager=resource_manager)
+        self._is_lost = resource_manager.sweep.is_lost
 
     def next(self, timeout: float | None = None) -> bool:
         self._resource_manager.update_state()
@@ -212,7 +183,7 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
     def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
         if not isinstance(exception, RayTaskError | RayActorError):
             exception = ActorDiedError()  # Ray Tune knows no other
-        lost = isinstance(exception, RayTaskError) and isinstance(exception.cause, LeaseLost)
+        lost = isinstance(exception, RayTaskError) and self._is_lost(exception.cause)
         if lost or isinstance(exception, RayActorError):
             self._mark_broken(tracked_actor_task._tracked_actor)
         super()._actor_task_failed(tracked_actor_task, exception)
@@ -227,7 +198,7 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
 @contextlib.contextmanager
 def pooled(sweep: PooledSweep) -> Iterator[None]:
     """Inside, ``Tuner.fit`` runs its trials on the sweep's pool."""
-    for name, value in SETTINGS.items():
+    for name, value in environment.SWEEP.items():
         os.environ.setdefault(name, value)
     import ray.tune.tune
     from ray.tune.execution.tune_controller import TuneController
@@ -243,10 +214,8 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
 
         def _process_trial_failure(self, trial: Any, exception: Any) -> None:
             """Try a killed trial again, as often as the sweep allows; a wrong one never."""
-            failure = failure_of(exception)
-            if not failure.may_retry:
+            if not sweep.may_retry(trial.trial_id, exception):
                 trial.max_failures = 0
-            sweep.on_failure(trial.trial_id, failure)
             super()._process_trial_failure(trial, exception)
 
     original = ray.tune.tune.TuneController

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.raylets import parse_command, raylets_here
+from ebbtide.platform.ray_seam.raylets import parse_command, raylets_here
 
 
 def test_a_raylet_is_told_from_what_talks_about_one() -> None:

@@ -1,5 +1,4 @@
-"""What the workers of a run say, as its driver shows it; like :mod:`ebbtide.platform.ray_seam`, on
-private interfaces of Ray.
+"""What the workers of a run say, as its driver shows it.
 
 Ray puts a coloured prefix before every line, and holds lines back for seconds to leave out those
 that repeat. Promises: lines of our own log are shown at once and as they are, since they say
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
-from ray.train.v2._internal import util as train_util
 
 _RAYS_PRINTER = "ray_print_logs"
 _OUR_PRINTER = "ebbtide"
@@ -55,4 +53,6 @@ def split(lines: list[str]) -> tuple[list[str], list[str]]:
 
 def mute_training_errors() -> None:
     """In a worker: Ray does not log the training function's exception, as we have judged it."""
-    train_util.logger.setLevel(logging.CRITICAL)
+    from ray.train.v2._internal import util  # late: a driver needs it for nothing else
+
+    util.logger.setLevel(logging.CRITICAL)

@@ -1,8 +1,4 @@
-"""What serving uses of Ray Serve LLM beyond its public names, in one place.
-
-Ray is pinned; ``tests/serve/test_ray_llm_seam.py`` fails when an upgrade changes what is used here.
-Imports vLLM.
-"""
+"""What Ray Serve LLM has no public name for: its requests, its errors, its engine. Imports vLLM."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
-"""Workers' lines reach a person as they were written; and the pin of what is used of Ray."""
+"""Workers' lines reach a person as they were written, through Ray's own printer where it is."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from typing import Any
 
 import pytest
-from ray._private import worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 from ray.train.v2._internal import util
 
-from ebbtide.platform import log, ray_output
+from ebbtide.platform import log
+from ebbtide.platform.ray_seam import output
+from tests.platform.ray_seam.pins import Pins
 
+PINS = Pins("output")
 TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no"]
 
 
@@ -34,7 +35,7 @@ def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
         for level in (logging.INFO, logging.WARNING, logging.ERROR)
     ]
     batch = {"pid": 7, "is_err": True}
-    with ray_output.plain():
+    with output.plain():
         dispatcher.emit({**batch, "lines": [*ours, "", *TRACEBACK]})
         dispatcher.emit({**batch, "lines": ours})
         dispatcher.emit({**batch, "lines": [" "]})
@@ -46,22 +47,27 @@ def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
 
 def test_workers_that_are_not_to_be_heard_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     before = list(dispatcher.handlers)
-    with ray_output.plain():
+    with output.plain():
         assert dispatcher.handlers == before
     assert dispatcher.handlers == before
 
 
 def test_ray_prints_through_the_handler_and_logs_through_the_logger_that_are_replaced() -> None:
-    source = inspect.getsource(worker)
-    assert 'add_handler(\n                "ray_print_logs"' in source
-    assert "global_worker_stdstream_dispatcher.emit(data)" in source
-    assert "logger.error(" in inspect.getsource(util.construct_user_exception_with_traceback)
+    PINS.says(
+        "ray._private.worker",
+        'add_handler(\n                "ray_print_logs"',
+        "global_worker_stdstream_dispatcher.emit(data)",
+    )
+    PINS.takes("ray._private.worker:print_to_stdstream", "data")
+    PINS.says(
+        "ray.train.v2._internal.util:construct_user_exception_with_traceback", "logger.error("
+    )
 
 
 def test_an_error_that_was_judged_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
     before = util.logger.level
     try:
-        ray_output.mute_training_errors()
+        output.mute_training_errors()
         util.construct_user_exception_with_traceback(ValueError("judged"))
     finally:
         util.logger.setLevel(before)

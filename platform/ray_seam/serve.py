@@ -1,7 +1,4 @@
-"""What serving uses of Ray Serve beyond its public names; it imports no vLLM.
-
-Ray is pinned; ``tests/serve/test_ray_serve_seam.py`` fails when an upgrade changes what is used.
-"""
+"""The end of Ray Serve, without its own reports of it. Imports no vLLM."""
 
 from __future__ import annotations
 

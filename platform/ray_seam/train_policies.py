@@ -1,0 +1,139 @@
+"""The two decisions of Ray Train's controller, handed to objects of ours.
+
+How many workers there are is decided by a :class:`~ebbtide.platform.ray_seam.decisions.Scaling`,
+whether a run goes on after a failure by a ``Judge``. Promises: neither hears of Ray's own types.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.train import (
+    ControllerError,
+    FailureConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ScalingDecision,
+)
+
+from ebbtide.platform.ray_seam.decisions import Judge, NodeOffer, ProcessLost, Scaling
+from ebbtide.platform.ray_seam.state import draining_nodes, unreachable_nodes
+
+logger = logging.getLogger(__name__)
+
+_COORDINATOR_TIMEOUT_S = 5.0
+
+
+class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
+    """Ray's elastic policy with the counting and the decision given to :class:`Scaling`.
+
+    Resources are still reserved with the cluster's coordinator, so that several runs share a
+    cluster; but its view is brought up to date before it is asked (it refreshes every 20 s only).
+    """
+
+    def __init__(self, scaling_config: ScalingConfig, scaling: Scaling) -> None:
+        super().__init__(scaling_config)
+        self._scaling = scaling
+        self._requested: int = scaling_config.max_workers
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return self._requested
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        return self._decision(self._scaling.to_start(self._offers(probe=True)))
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        return self._decision(self._scaling.to_resize(self._offers(probe=False)))
+
+    def _decision(self, workers: int | None) -> ScalingDecision:
+        return NoopDecision() if workers is None else self._get_resize_decision(workers)
+
+    def _offers(self, probe: bool) -> list[NodeOffer]:
+        reserved = self._reserved()
+        draining = draining_nodes()
+        unreachable = unreachable_nodes(list(reserved)) if probe else set()
+        offers = [
+            NodeOffer(
+                node_id,
+                self._count_possible_workers({node_id: resources}),
+                node_id in draining,
+                node_id not in unreachable,
+                draining.get(node_id),
+            )
+            for node_id, resources in reserved.items()
+        ]
+        wanted = self._scaling.to_request(offers)
+        if wanted != self._requested:
+            self._requested = wanted
+            self._send_resource_request()
+        return offers
+
+    def _reserved(self) -> dict[str, dict[str, float]]:
+        try:
+            answer = self._autoscaling_coordinator.get_reserved_resources.remote(
+                self._requester_id, recompute=True
+            )
+            return dict(ray.get(answer, timeout=_COORDINATOR_TIMEOUT_S))
+        except ray.exceptions.RayError as error:
+            logger.warning("the cluster's resources cannot be asked for: %s", error)
+            return {}
+
+
+class JudgingPolicy(FailurePolicy):  # type: ignore[misc]  # untyped base
+    """Failures to place a group are tried again for ever; those of its ranks are judged."""
+
+    def __init__(self, failure_config: FailureConfig, judge: Judge) -> None:
+        super().__init__(failure_config)
+        self._judge = judge
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        if isinstance(training_failed_error, ControllerError):
+            why = training_failed_error.controller_failure
+            if isinstance(why, WorkerGroupStartupFailedError | WorkerGroupStartupTimeoutError):
+                return FailureDecision.RETRY
+            if not isinstance(why, ray.exceptions.RayError):
+                return FailureDecision.RAISE
+            errors: dict[int, Exception] = {0: ProcessLost(f"the group did not come up: {why}")}
+        else:
+            errors = rank_errors(training_failed_error)
+        go_on = bool(errors) and self._judge.go_on(errors)
+        return FailureDecision.RETRY if go_on else FailureDecision.RAISE
+
+
+def rank_errors(error: Exception) -> dict[int, Exception]:
+    """The ranks' own errors in what a trainer's ``fit`` raised; empty if there are none."""
+    if not isinstance(error, WorkerGroupError):
+        return {}
+    lost = WorkerHealthCheckFailedError | WorkerHealthCheckTimeoutError
+    return {
+        rank: ProcessLost(_cause_of_death(each)) if isinstance(each, lost) else each
+        for rank, each in error.worker_failures.items()
+    }
+
+
+def _cause_of_death(error: Exception) -> str:
+    """The line that says why, of Ray's long report on a worker that does not answer."""
+    lines = [
+        line.strip() for line in str(getattr(error, "health_check_failure", error)).split("\n")
+    ]
+    told = [line for line in lines if "because" in line]
+    return (told or lines)[0]

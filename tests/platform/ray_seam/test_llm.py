@@ -1,0 +1,63 @@
+"""Ray Serve LLM has what is used of it: in ``platform/ray_seam/llm.py`` and, where named, in serve.
+
+Read from the installed sources, since importing them takes vLLM a quarter of a minute.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ebbtide.platform import ray_seam
+from tests.installed_sources import definitions, source
+from tests.platform.ray_seam.pins import Pins
+
+PINS = Pins("llm")
+CORE = "llm/_internal/serve/core"
+CALLBACKS = "llm/_internal/common/callbacks/base.py"
+PD_SERVER = "llm/_internal/serve/serving_patterns/prefill_decode/pd_server.py"
+REQUESTS = f"{CORE}/configs/openai_api_models.py"
+
+
+def test_every_name_that_is_imported_exists() -> None:
+    tree = ast.parse((Path(ray_seam.__path__[0]) / "llm.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    for node in imports:
+        if (node.module or "").startswith("ray."):
+            path = f"{str(node.module).removeprefix('ray.').replace('.', '/')}.py"
+            PINS.knows(definitions("ray", path), [each.name for each in node.names], path)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (REQUESTS, ["ErrorInfo", "ErrorResponse"]),
+        (CALLBACKS, ["CallbackBase.on_before_node_init"]),  # serve/replica.py LocalModel
+        (PD_SERVER, ["PDDecodeServer.chat", "PDDecodeServer.completions", "PDPrefillServer"]),
+        (
+            f"{CORE}/server/llm_server.py",  # serve/replica.py
+            ["LLMServer.chat", "LLMServer.completions", "LLMServer.start", "LLMServer.__del__"],
+        ),
+        (
+            f"{CORE}/ingress/ingress.py",  # serve/ingress.py
+            ["OpenAiIngress.chat", "OpenAiIngress.completions", "OpenAiIngress.models"]
+            + ["OpenAiIngress.model_data", "make_fastapi_ingress"],
+        ),
+    ],
+)
+def test_ray_serve_llm_has(path: str, names: list[str]) -> None:
+    PINS.knows(definitions("ray", path), names, path)
+
+
+def test_the_callback_can_take_the_download_over() -> None:  # serve/replica.py LocalModel
+    assert "run_init_node: bool = True" in ast.unparse(source("ray", CALLBACKS))
+    engine = ast.unparse(source("ray", "llm/_internal/serve/engines/vllm/vllm_engine.py"))
+    assert "if callback.ctx.run_init_node:" in engine
+
+
+def test_the_engines_client_is_where_it_is_looked_for() -> None:
+    engine = ast.unparse(source("ray", "llm/_internal/serve/engines/vllm/vllm_engine.py"))
+    assert "self._engine_client = self._start_async_llm_engine(" in engine
+    assert "self.engine =" in ast.unparse(source("ray", f"{CORE}/server/llm_server.py"))

@@ -1,0 +1,55 @@
+"""Ray Train's trainer and controller can be changed where :class:`ElasticTrainer` changes them.
+
+What they do together is seen on real clusters in ``tests/train/test_elastic.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbtide.platform.ray_seam import train
+from tests.platform.ray_seam.pins import Pins
+
+PINS = Pins("train")
+INTERNAL = "ray.train.v2._internal"
+TRAINER = "ray.train.v2.api.data_parallel_trainer:DataParallelTrainer"
+CONTROLLER = f"{INTERNAL}.execution.controller:TrainController"
+
+
+def test_the_trainer_starts_its_controller_through_one_method_with_policies() -> None:
+    PINS.says(f"{TRAINER}.fit", "_initialize_and_run_controller(")
+    PINS.takes(f"{CONTROLLER}.__init__", "scaling_policy", "failure_policy", "callbacks")
+    assert issubclass(train.ElasticTrainer, PINS.find(TRAINER))
+
+
+@pytest.mark.parametrize("method", ["run", "abort", "get_result", "get_state", "_step"])
+def test_the_controller_has(method: str) -> None:
+    PINS.takes(f"{CONTROLLER}.{method}", "self", others=False)
+
+
+def test_a_step_of_the_controller_says_what_state_comes_next() -> None:
+    PINS.says(f"{CONTROLLER}._step", "next_state")
+    PINS.find(f"{INTERNAL}.execution.controller.controller:TrainControllerLoopIterationResult")
+
+
+def test_the_default_callbacks_can_be_chosen_from() -> None:
+    PINS.says(
+        f"{TRAINER}._create_default_callbacks",
+        "WorkingDirectorySetupCallback",
+        "PlacementGroupCleanerCallback",
+        "StateManagerCallback",
+    )
+    PINS.takes(f"{INTERNAL}.callbacks.state_manager:StateManagerCallback.__init__", "datasets")
+
+
+def test_the_process_group_is_taken_down_through_on_shutdown() -> None:
+    callback = f"{INTERNAL}.callbacks.backend_setup:BackendSetupCallback"
+    PINS.says(f"{callback}.before_execution_group_shutdown", "on_shutdown")
+    backend = "ray.train.torch.config:_TorchBackend.on_shutdown"
+    PINS.takes(backend, "self", "worker_group", "backend_config", others=False)
+    assert train._KilledTorchConfig(timeout_s=7).backend_cls is train._KillWorkers
+
+
+def test_a_dashboard_is_known_of_and_a_warning_can_be_left_out() -> None:
+    PINS.takes("ray._private.worker:get_dashboard_url", others=False)
+    PINS.find("ray._common.constants:RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR")

@@ -1,0 +1,109 @@
+"""Ray Tune's loop, controller and actor manager are as the pooled ones expect. Starts nothing.
+
+What they do together is seen on real clusters in ``tests/tune/test_job.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.platform.ray_seam.pins import Pins
+
+PINS = Pins("tune")
+LOOP = "ray.tune.tune"
+CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
+RESOURCES = "ray.air.execution.resources"
+
+
+def test_the_loop_makes_its_controller_by_the_name_that_is_replaced() -> None:
+    assert PINS.find(f"{LOOP}:TuneController") is PINS.find(CONTROLLER)
+    PINS.says(f"{LOOP}:run", "TuneController(**runner_kwargs)")
+    PINS.takes(f"{CONTROLLER}.__init__", "reuse_actors", "resume_config")
+
+
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        ("_process_trial_failure", ["self", "trial", "exception"]),
+        ("_actor_started", ["self", "tracked_actor"]),
+        ("_remove_actor", ["self", "tracked_actor"]),
+        ("cleanup", ["self"]),
+    ],
+)
+def test_the_controller_has(method: str, takes: list[str]) -> None:
+    PINS.takes(f"{CONTROLLER}.{method}", *takes)
+
+
+def test_the_controller_keeps_its_actor_manager_where_it_is_replaced() -> None:
+    made = "self._actor_manager = RayActorManager(resource_manager=resource_manager)"
+    PINS.says(f"{CONTROLLER}.__init__", made)
+
+
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        ("__init__", ["self", "resource_manager"]),
+        ("next", ["self", "timeout"]),
+        ("cleanup", ["self"]),
+        ("_try_kill_actor", ["self"]),
+        ("_actor_stop_resolved", ["self", "tracked_actor"]),
+        ("_actor_start_failed", ["self", "tracked_actor", "exception"]),
+        ("_actor_task_failed", ["self", "tracked_actor_task", "exception"]),
+        ("_cleanup_actor_futures", ["self", "tracked_actor"]),
+    ],
+)
+def test_the_actor_manager_has(method: str, takes: list[str]) -> None:
+    PINS.takes(f"{MANAGER}.{method}", *takes, others=False)
+
+
+def test_the_actor_manager_keeps_what_is_read() -> None:
+    PINS.says(
+        MANAGER,
+        "self._live_actors_to_kill",
+        "self._live_actors_to_ray_actors_resources",
+        "self._resource_manager",
+        "actor.__ray_ready__.remote()",
+        "getattr(ray_actor, method_name)",
+        "self.__init__(resource_manager=self._resource_manager)",
+    )
+    task = "ray.air.execution._internal.tracked_actor_task:TrackedActorTask"
+    PINS.says(f"{task}.__init__", "self._tracked_actor =")
+
+
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        ("request_resources", ["self", "resource_request"]),
+        ("cancel_resource_request", ["self", "resource_request"]),
+        ("has_resources_ready", ["self", "resource_request"]),
+        ("acquire_resources", ["self", "resource_request"]),
+        ("free_resources", ["self", "acquired_resource"]),
+        ("get_resource_futures", ["self"]),
+        ("update_state", ["self"]),
+        ("clear", ["self"]),
+    ],
+)
+def test_the_resource_manager_has(method: str, takes: list[str]) -> None:
+    PINS.takes(f"{RESOURCES}.resource_manager:ResourceManager.{method}", *takes, others=False)
+
+
+def test_an_actors_class_is_made_of_the_resources_that_it_acquired() -> None:
+    acquired = f"{RESOURCES}.request:AcquiredResources"
+    parameters = ["self", "entity", "bundle", "bundle_index"]
+    PINS.takes(f"{acquired}._annotate_remote_entity", *parameters, others=False)
+    PINS.says(f"{acquired}.annotate_remote_entities", "self._annotate_remote_entity(")
+
+
+def test_what_a_trial_is_given() -> None:
+    trial = "ray.tune.experiment.trial"
+    PINS.says(f"{trial}:_get_trainable_kwargs", '"config"', "TRIAL_INFO")
+    PINS.says(f"{trial}:Trial.set_ray_actor", "get_auto_filled_metrics")
+    PINS.says(
+        f"{trial}:Trial.should_recover", "self.run_metadata.num_failures <= self.max_failures"
+    )
+
+
+@pytest.mark.parametrize("module", [LOOP, "ray.tune.analysis.experiment_analysis"])
+def test_the_failures_are_repeated_by_the_loggers_that_are_silenced(module: str) -> None:
+    PINS.says(module, "logger = logging.getLogger(__name__)")

@@ -1,0 +1,41 @@
+"""Workers can be started ahead, prepared and told apart as Ray has it now."""
+
+from __future__ import annotations
+
+from ray._private import ray_constants
+
+from ebbtide.platform.ray_seam.workers import RANK_MODULE, hook_environment, is_busy_worker
+from tests.platform.ray_seam.pins import Pins
+
+PINS = Pins("workers")
+GENERATED = "ray.core.generated"
+
+
+def test_a_node_can_be_asked_for_workers() -> None:
+    request = PINS.find(f"{GENERATED}.node_manager_pb2:PrestartWorkersRequest")
+    PINS.knows(
+        {field.name for field in request.DESCRIPTOR.fields},
+        ["language", "job_id", "runtime_env_info", "keep_alive_duration_secs", "num_workers"],
+        "PrestartWorkersRequest",
+    )
+    information = request().runtime_env_info
+    information.serialized_runtime_env = "{}"
+    PINS.find(f"{GENERATED}.common_pb2:Language.PYTHON")
+
+
+def test_a_worker_calls_its_hook_before_its_first_task() -> None:
+    (name,) = hook_environment("module.function")
+    assert name == ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+    PINS.says("ray._private.workers.default_worker", "WORKER_PROCESS_SETUP_HOOK_ENV_VAR")
+
+
+def test_the_actor_of_a_rank_is_where_workers_import_it_from() -> None:
+    PINS.find(f"{RANK_MODULE}:RayTrainWorker")
+
+
+def test_busy_workers_are_told_from_idle_ones_and_from_rays_own_processes() -> None:
+    assert is_busy_worker("ray::RayTrainWorker.execute")
+    for title in ("ray::IDLE", "ray::IDLE_SpillWorker", "ray::SPILL_SpillWorker", "raylet"):
+        assert not is_busy_worker(title), title
+    for title in ("ray::DELETE_RestoreWorker", "ray::DashboardAgent", "ray::RuntimeEnvAgent"):
+        assert not is_busy_worker(title), title
