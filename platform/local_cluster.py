@@ -44,6 +44,7 @@ from ebbtide.platform.nodes import (
     LABEL_MARKET,
     LABEL_ZONE,
 )
+from ebbtide.platform.ports import free_ports
 from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.reaper import Reaper
 
@@ -85,14 +86,6 @@ class _Starting:
     @property
     def name(self) -> str:
         return f"n{self.index}"
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _remove_left_folders(parent: Path) -> None:
@@ -281,7 +274,7 @@ class LocalCluster:
         from ebbtide.platform.ray_seam.ray_start import AgentPorts  # late: it imports Ray
 
         node_id = secrets.token_hex(28)
-        ports = AgentPorts(*_free_ports(4))
+        ports = AgentPorts(*free_ports(4))
         if self._session:
             session_dir = folder / self._session
             session_dir.mkdir(parents=True, exist_ok=True)
@@ -341,7 +334,7 @@ class LocalCluster:
     def _launch_head(self) -> subprocess.Popen[bytes]:
         from ebbtide.platform.ray_seam.ray_start import NO_MONITOR  # late: it imports Ray
 
-        self._port, client, self._dashboard_port = _free_ports(3)
+        self._port, client, self._dashboard_port = free_ports(3)
         self.address = f"127.0.0.2:{self._port}"
         return self._ray_start(
             "head",

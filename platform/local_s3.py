@@ -6,12 +6,10 @@ started it, even when that process is killed; its data and sockets are removed t
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,26 +23,12 @@ import botocore.exceptions
 from ebbtide.platform import child_process
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import StorageError
+from ebbtide.platform.ports import free_ports
 from ebbtide.platform.reaper import Reaper
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 _GRPC_OFFSET = 10_000  # SeaweedFS opens a second port this far above each of its ports
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free on loopback, and free ``_GRPC_OFFSET`` above as well."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < count:
-            upper = held.enter_context(socket.socket())
-            upper.bind(("127.0.0.1", 0))
-            port = upper.getsockname()[1] - _GRPC_OFFSET
-            lower = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                lower.bind(("127.0.0.1", port))
-                ports.append(port)
-        return ports
 
 
 def _binary() -> str:
@@ -81,7 +65,7 @@ class LocalS3:
 
     def __enter__(self) -> LocalS3:
         self._folder = Path(tempfile.mkdtemp(prefix="eb-s3-"))
-        self._ports = _free_ports(5)
+        self._ports = free_ports(5, also_above=_GRPC_OFFSET)
         s3, master, filer, volume, admin = self._ports
         self.endpoint = f"http://127.0.0.1:{s3}"
         command = [_binary(), "mini", f"-dir={self._folder}", f"-bucket={self.bucket}"]

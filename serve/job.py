@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve import capacity, cluster, ports, startup
 from ebbtide.serve.config import ServeConfig
@@ -195,7 +196,7 @@ def _deploy(config: ServeConfig) -> None:
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    first_port = ports.free_run(num_ports(config))
+    first_port = free_run(num_ports(config))
     site = Site(side_channel_ports(config, first_port), cluster.is_loopback())
     application = _builder().build(config, site)
     _end_serve()  # one that serves nothing: it would keep its own host and port

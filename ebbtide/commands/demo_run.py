@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sysconfig
 import urllib.request
@@ -21,6 +20,7 @@ from ebbtide.platform.config import dump, load
 from ebbtide.platform.errors import ServeError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_nodes import LocalNodes
+from ebbtide.platform.ports import free_ports
 from ebbtide.platform.storage import join
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import read_index
@@ -151,19 +151,12 @@ class Demo:
 
     def _serve(self, shell: Shell, cluster: LocalCluster) -> str:
         arguments = ["serve", str(self._examples / "serve.yaml"), "--address", cluster.address]
-        arguments += ["--set", f"model.uri={self._model}", "--set", f"http.port={_free_port()}"]
+        arguments += ["--set", f"model.uri={self._model}", "--set", f"http.port={free_ports(1)[0]}"]
         serving = shell.start(*arguments)
         endpoint = _first_line(serving)
         text = complete(endpoint, "stdlib-lm")
         shell.stop(serving)
         return text
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

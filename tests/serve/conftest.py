@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ebbtide.platform.local_s3 import LocalS3
+from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import open_storage
-from ebbtide.serve.ports import free_run
 from tests.serve.tiny_model import MAX_MODEL_LEN, write_export
 
 MODEL_NAME = "tide"

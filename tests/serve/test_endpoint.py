@@ -26,7 +26,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ebbtide.serve.ports import free_run
+from ebbtide.platform.ports import free_run
 from tests.serve.conftest import MODEL_NAME, Endpoint
 from tests.serve.tiny_model import MAX_MODEL_LEN, SYMBOLS, corpus, one_thread
 

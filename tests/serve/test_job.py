@@ -16,11 +16,11 @@ from ebbtide.platform.clock import FakeClock
 from ebbtide.platform.config import parse
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.ports import free_run
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.interrupts import Interrupts
-from ebbtide.serve.ports import free_run
 from ebbtide.serve.startup import Progress
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 
-from ebbtide.serve.ports import free_run
+from ebbtide.platform.ports import free_run
 from tests.serve.tiny_model import MAX_MODEL_LEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
