@@ -6,13 +6,13 @@ cover every other file; serving verifies them before an engine reads a byte.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from ebbtide.platform.checksums import sha256_of_file
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import NotFound, StorageError
 from ebbtide.platform.storage import Storage
@@ -53,7 +53,7 @@ def describe(folder: Path, keys: Iterable[str]) -> tuple[ExportedFile, ...]:
     """The entries of local files, sorted by key."""
     return tuple(
         ExportedFile(
-            key=key, size_bytes=(folder / key).stat().st_size, sha256=_sha256(folder / key)
+            key=key, size_bytes=(folder / key).stat().st_size, sha256=sha256_of_file(folder / key)
         )
         for key in sorted(keys)
     )
@@ -89,11 +89,6 @@ def damage(folder: Path, manifest: ExportManifest) -> str | None:
         size_bytes = path.stat().st_size
         if size_bytes != file.size_bytes:
             return f"{file.key} has {size_bytes} bytes instead of {file.size_bytes}"
-        if _sha256(path) != file.sha256:
+        if sha256_of_file(path) != file.sha256:
             return f"{file.key} does not have the checksum of the manifest"
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

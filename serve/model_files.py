@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.platform import export_manifest
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import ServeError, StorageError
 from ebbtide.platform.export_manifest import MANIFEST
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
@@ -81,7 +81,7 @@ def _copy(storage: Storage, whole: export_manifest.ExportManifest | None, cache:
         identity = json.dumps(
             [(storage.uri, i.key, i.size_bytes, i.modified_s) for i in found]
         ).encode()
-    folder = cache / hashlib.sha256(identity).hexdigest()[:32]
+    folder = cache / sha256(identity)[:32]
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         for key, size_bytes in sizes.items():

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ebbtide.platform import config as job_file
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import CheckpointError, NotFound, TrainingError
 from ebbtide.platform.storage import Storage, open_storage
@@ -113,7 +114,7 @@ class Checkpoints:
             step=step,
             time_s=SystemClock().time(),
             world_size=dist.get_world_size(),
-            config_sha256=manifest.digest(job_file.dump(self.config).encode()),
+            config_sha256=sha256(job_file.dump(self.config).encode()),
             dataset_sha256=self.dataset_sha256,
             tokens_seen=tokens_seen,
             loss=loss,

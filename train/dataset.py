@@ -15,7 +15,6 @@ token of a split but the very first is a label exactly once.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import tempfile
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import DataError, NotFound
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
@@ -93,11 +93,6 @@ class DatasetIndex(Config):
         if lacking:
             raise ValueError(f"split {' and '.join(lacking)} is missing")
         return self
-
-
-def sha256(data: bytes | memoryview) -> str:
-    """Hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _index_bytes(uri: str) -> bytes:

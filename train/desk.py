@@ -8,12 +8,12 @@ refused by Ray. :class:`Desk` is a plain object and is tested as one.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import ClusterError
 from ebbtide.train.elastic import Running
 from ebbtide.train.events import (
@@ -165,7 +165,7 @@ class Desk:
 
 def actor_name(run_uri: str) -> str:
     """The desk's actor name: one for a run, whatever characters its URI has."""
-    return f"run-{hashlib.sha256(run_uri.encode()).hexdigest()[:24]}"
+    return f"run-{sha256(run_uri.encode())[:24]}"
 
 
 def open_desk(run_uri: str, first_attempt: int, skipped: Sequence[int]) -> Any:

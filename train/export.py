@@ -7,7 +7,6 @@ export, whole or half written, or the export is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import tempfile
@@ -19,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ebbtide.platform import export_manifest
+from ebbtide.platform.checksums import sha256_of_stored
 from ebbtide.platform.errors import (
     AlreadyExists,
     CheckpointError,
@@ -37,8 +37,6 @@ from ebbtide.train.dataset import index_digest, read_tokenizer_files
 from ebbtide.train.manifest import CheckpointManifest
 
 log = logging.getLogger(__name__)
-
-_CHUNK_BYTES = 16 * 2**20
 
 
 def export(checkpoint_uri: str, out_uri: str, dtype: Dtype = "fp32") -> ExportManifest:
@@ -157,9 +155,7 @@ def _publish(folder: Path, whole: ExportManifest, out: Storage) -> None:
 
 
 def _is_same(out: Storage, file: ExportedFile) -> bool:
-    if out.size(file.key) != file.size_bytes:
-        return False
-    checksum = hashlib.sha256()
-    for start in range(0, file.size_bytes, _CHUNK_BYTES):
-        checksum.update(out.get_range(file.key, start, min(_CHUNK_BYTES, file.size_bytes - start)))
-    return checksum.hexdigest() == file.sha256
+    return (
+        out.size(file.key) == file.size_bytes
+        and sha256_of_stored(out, file.key, file.size_bytes) == file.sha256
+    )

@@ -9,7 +9,6 @@ and clocks say.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from ebbtide.platform import config as job_file
+from ebbtide.platform.checksums import sha256, sha256_of_file, sha256_of_stored
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import CheckpointError, NotFound
 from ebbtide.platform.storage import ObjectInfo, Storage
@@ -31,7 +31,6 @@ MODEL_CONFIG = "config.json"
 
 FOLDER = "checkpoints"
 _NAME = re.compile(rf"{FOLDER}/(step-(\d+)-[0-9a-f]+)/(.+)")
-_CHUNK_BYTES = 16 * 2**20
 
 
 class FileEntry(Config):
@@ -94,16 +93,9 @@ def checkpoint_key(step: int, token: str) -> str:
     return f"{FOLDER}/step-{step:08d}-{token}"
 
 
-def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def describe_file(key: str, path: Path) -> FileEntry:
     """The entry of a local file that is to be, or was, stored under ``key``."""
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(key=key, size_bytes=path.stat().st_size, sha256=checksum)
+    return FileEntry(key=key, size_bytes=path.stat().st_size, sha256=sha256_of_file(path))
 
 
 def read_manifest(checkpoint: Storage) -> CheckpointManifest:
@@ -123,7 +115,7 @@ def read_manifest(checkpoint: Storage) -> CheckpointManifest:
 def read_train_config(checkpoint: Storage, manifest: CheckpointManifest) -> TrainConfig:
     """The job file with which a checkpoint was made. Raises CheckpointError if it is damaged."""
     data = checkpoint.get(TRAIN_CONFIG)
-    if digest(data) != manifest.config_sha256:
+    if sha256(data) != manifest.config_sha256:
         raise CheckpointError(f"{checkpoint.uri}/{wrong_checksum(TRAIN_CONFIG)}")
     return job_file.parse(data.decode(), TrainConfig, f"{checkpoint.uri}/{TRAIN_CONFIG}")
 
@@ -190,7 +182,7 @@ def verify(run: Storage, info: CheckpointInfo) -> CheckpointInfo:
     checkpoint = run.child(f"{FOLDER}/{info.name}")
     try:
         for file in read_manifest(checkpoint).files:
-            if _stored_digest(checkpoint, file) != file.sha256:
+            if sha256_of_stored(checkpoint, file.key, file.size_bytes) != file.sha256:
                 return replace(info, state="corrupt", problem=wrong_checksum(file.key))
     except NotFound as error:
         return replace(info, state="incomplete", problem=str(error))
@@ -202,14 +194,6 @@ def verify(run: Storage, info: CheckpointInfo) -> CheckpointInfo:
 def wrong_checksum(key: str) -> str:
     """How a file that is not what the manifest says is named, wherever it is noticed."""
     return f"{key} does not have the checksum of the manifest"
-
-
-def _stored_digest(checkpoint: Storage, file: FileEntry) -> str:
-    checksum = hashlib.sha256()
-    for start in range(0, file.size_bytes, _CHUNK_BYTES):
-        length = min(_CHUNK_BYTES, file.size_bytes - start)
-        checksum.update(checkpoint.get_range(file.key, start, length))
-    return checksum.hexdigest()
 
 
 _PARTS = TypeAdapter(tuple[FileEntry, ...])

@@ -13,7 +13,6 @@ its checksum, so that nobody overwrites another's, and a loser removes what it w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -24,6 +23,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.config import Config
 from ebbtide.platform.errors import AlreadyExists, DataError, NotFound
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage, probe
@@ -34,7 +34,6 @@ from ebbtide.train.dataset import (
     StoredFile,
     is_whole,
     parse_index,
-    sha256,
 )
 from ebbtide.train.documents import Piece, Skips, read_documents
 from ebbtide.train.sources import Filter, SourceFile, find_sources
@@ -216,7 +215,7 @@ def _inputs_digest(config: PrepareConfig, surveyed: Survey, tokenizer: TextToken
     else:
         made = str(sorted((name, sha256(data)) for name, data in tokenizer.files.items()))
     settings = [config.validation_fraction, config.seed, config.shard_tokens]
-    return hashlib.sha256(json.dumps([surveyed.digest, made, *settings]).encode()).hexdigest()
+    return sha256(json.dumps([surveyed.digest, made, *settings]).encode())
 
 
 def _train(config: PrepareConfig, surveyed: Survey, on_progress: Progress) -> TextTokenizer:

@@ -10,7 +10,6 @@ taken when it wakes, and ends; the commit of checkpoints stays atomic either way
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import AlreadyExists, ClusterError, EbbtideError, NotFound
 from ebbtide.platform.storage import Storage
@@ -107,7 +107,7 @@ class RunLock:
                 left = self._await_death(key)
             if left is None:
                 continue
-            claim = f"{_KEY}.claim-{hashlib.sha256(left).hexdigest()[:32]}"
+            claim = f"{_KEY}.claim-{sha256(left)[:32]}"
             self._hold(claim)
             try:
                 if self._read(key) == left:  # else another claimant was faster

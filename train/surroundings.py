@@ -6,7 +6,6 @@ for the desk.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train.events import Checkpoint, Event, StateDigest, Step, Straggler, Validation
 from ebbtide.train.straggler import StragglerWatch
@@ -180,4 +180,4 @@ def _ask(desk: Any, attempt: int) -> str | None:
 
 def samples_digest(sample_ids: Sequence[int]) -> str:
     """A digest of the sample ids of a step, in order."""
-    return hashlib.sha256(array("q", sample_ids).tobytes()).hexdigest()[:16]
+    return sha256(array("q", sample_ids).tobytes())[:16]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.storage import Storage
-from ebbtide.train.dataset import ShardInfo, Split, SplitInfo, pack_shard, sha256
+from ebbtide.train.dataset import ShardInfo, Split, SplitInfo, pack_shard
 
 
 class SplitWriter:

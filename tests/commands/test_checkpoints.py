@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbtide.__main__ import app
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import CheckpointError
 from ebbtide.platform.storage import open_storage
 from ebbtide.train import manifest
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> Path:
         checkpoint = storage.child(manifest.checkpoint_key(step, "aa"))
         data = b"tensor %d" % step
         checkpoint.put("__0_0.distcp", data)
-        file = FileEntry(key="__0_0.distcp", size_bytes=8, sha256=manifest.digest(data))
+        file = FileEntry(key="__0_0.distcp", size_bytes=8, sha256=sha256(data))
         manifest.put_part(checkpoint, 0, [file])
         manifest.commit(
             checkpoint,

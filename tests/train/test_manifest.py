@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import AlreadyExists, CheckpointError, StorageError
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
 from ebbtide.train import manifest
@@ -46,7 +47,7 @@ class Crashing(LocalStorage):
 
 def put_file(checkpoint: Storage, key: str, data: bytes) -> FileEntry:
     checkpoint.put(key, data)
-    return FileEntry(key=key, size_bytes=len(data), sha256=manifest.digest(data))
+    return FileEntry(key=key, size_bytes=len(data), sha256=sha256(data))
 
 
 def save(run: Storage, step: int, token: str = "aa", ranks: int = 2) -> None:
