@@ -1,11 +1,10 @@
 """The ledger of a run: who used which node when, and at what price. Written as it happens.
 
 Each process that knows something appends records with a :class:`LedgerWriter` to JSON-lines
-segments of its own, ``<run_uri>/ledger/<writer>-<sequence>.jsonl``. Promises: writing a record
-never waits for storage (a daemon thread flushes); a flush replaces the writer's newest segment by a
-longer one in one atomic put, so a reader sees whole records; a crash loses at most one flush
-interval of spans, and no node time, which the accounting then finds uncovered. A price is fixed in
-the record that it is written with: what changes later never changes the past.
+segments of its own, ``<run_uri>/ledger/<writer>-<sequence>.jsonl``, with the promises of
+:mod:`ebbtide.platform.segments`. Besides: a crash loses at most one flush interval of spans, and no
+node time, which the accounting then finds uncovered. A price is fixed in the record that it is
+written with: what changes later never changes the past.
 
 Size: spans are merged to one record a flush. Flushes start at 2 s apart and end at 10 s, so two
 weeks of one process are some 25 MB, in segments of 256 KiB.
@@ -13,15 +12,14 @@ weeks of one process are some 25 MB, in segments of 256 KiB.
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from ebbtide.platform.clock import Clock, SystemClock
-from ebbtide.platform.errors import CostError, EbbtideError, NotFound
+from ebbtide.platform.errors import CostError, NotFound
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.records import (
     Alive,
@@ -37,6 +35,7 @@ from ebbtide.platform.records import (
     encode,
     parse_segment,
 )
+from ebbtide.platform.segments import SegmentWriter
 from ebbtide.platform.storage import Storage, open_storage
 
 __all__ = [
@@ -56,10 +55,7 @@ __all__ = [
     "read_ledger",
 ]
 
-logger = logging.getLogger(__name__)
-
 _FOLDER = "ledger"
-_SEGMENT_BYTES = 256 * 1024
 _FIRST_INTERVAL_S, _LAST_INTERVAL_S, _INTERVAL_GROWTH = 2.0, 10.0, 1.05
 _MERGE_GAP_S = 0.05
 """Spans closer than this are merged; the small gaps in between count as idle."""
@@ -132,8 +128,7 @@ class SpanRecorder:
 class LedgerWriter:
     """Appends records of this process to the ledger of a run, whose storage it is given.
 
-    Thread-safe. A context manager; ``close`` flushes. A storage fault is logged and tried again at
-    the next flush: bookkeeping never ends a run.
+    Thread-safe. A context manager; ``close`` flushes.
     """
 
     def __init__(
@@ -144,17 +139,18 @@ class LedgerWriter:
         name: str = "worker",
         first_interval_s: float = _FIRST_INTERVAL_S,
     ) -> None:
-        self._storage = storage.child(_FOLDER)
         self._clock: Clock = clock or SystemClock()
-        self._writer = f"{name}-{uuid.uuid4().hex[:16]}"
-        self._lock, self._flushing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._pending: list[Record] = []
         self._recorders: list[SpanRecorder] = []
-        self._segment, self._sequence = bytearray(), 0
-        self._interval_s = first_interval_s
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ebbtide-ledger", daemon=True)
-        self._thread.start()
+        self._segments = SegmentWriter(
+            storage.child(_FOLDER),
+            f"{name}-{uuid.uuid4().hex[:16]}",
+            name="ledger",
+            take=self._take,
+            closing_line=lambda: encode(Alive(time_s=self._clock.time())),
+            intervals_s=_intervals_s(first_interval_s),
+        )
 
     def write(self, record: Record) -> None:
         """Append a record; it is on storage within one flush interval."""
@@ -170,33 +166,11 @@ class LedgerWriter:
 
     def flush(self) -> bool:
         """Put everything on storage now; False (and a log line) if the storage refused."""
-        with self._flushing:
-            with self._lock:
-                recorders = list(self._recorders)
-            for recorder in recorders:
-                recorder.flush()
-            with self._lock:
-                pending, self._pending = self._pending, []
-            self._segment += b"".join(encode(record) for record in pending)
-            alive = encode(Alive(time_s=self._clock.time()))
-            key = f"{self._writer}-{self._sequence:06d}.jsonl"
-            try:
-                self._storage.put(key, bytes(self._segment) + alive)
-            except EbbtideError as error:
-                logger.warning("the ledger could not be written, will try again: %s", error)
-                return False
-            if len(self._segment) >= _SEGMENT_BYTES:
-                self._segment, self._sequence = bytearray(), self._sequence + 1
-            return True
+        return self._segments.flush()
 
     def close(self) -> None:
         """Flush and stop. A second call does nothing."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        self._thread.join()
-        if not self.flush():
-            logger.error("the last records of the ledger under %s are lost", self._storage.uri)
+        self._segments.close()
 
     def __enter__(self) -> LedgerWriter:
         return self
@@ -209,10 +183,20 @@ class LedgerWriter:
     ) -> None:
         self.close()
 
-    def _run(self) -> None:
-        while not self._closed.wait(self._interval_s):
-            self.flush()
-            self._interval_s = min(self._interval_s * _INTERVAL_GROWTH, _LAST_INTERVAL_S)
+    def _take(self) -> bytes:
+        with self._lock:
+            recorders = list(self._recorders)
+        for recorder in recorders:
+            recorder.flush()
+        with self._lock:
+            pending, self._pending = self._pending, []
+        return b"".join(encode(record) for record in pending)
+
+
+def _intervals_s(first_s: float) -> Iterator[float]:
+    while True:
+        yield first_s
+        first_s = min(first_s * _INTERVAL_GROWTH, _LAST_INTERVAL_S)
 
 
 def read_ledger(run: str | Storage) -> Ledger:

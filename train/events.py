@@ -1,14 +1,13 @@
 """What happened in a run, in order: JSON lines on the run's storage, appended to and never changed.
 
-Written by the run's driver under ``<run_uri>/events/``, a new set of segments for each driver.
-Promises: a reader sees whole events; a flush replaces the newest segment in one atomic put; a
-storage fault is logged and tried again, and never ends a run; a driver that is killed takes at most
-the events of its last moments with it. Steps appear once for every time they were made: of a step
-that was made again after a failure, the last one is the one that was kept.
+Written by the run's driver under ``<run_uri>/events/``, a new set of segments for each driver, with
+the promises of :mod:`ebbtide.platform.segments`. Steps appear once for every time they were made:
+of a step that was made again after a failure, the last one is the one that was kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterable
@@ -17,13 +16,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ebbtide.platform.errors import EbbtideError
+from ebbtide.platform.segments import SegmentWriter
 from ebbtide.platform.storage import Storage, open_storage
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = "events"
-_SEGMENT_BYTES = 256 * 1024
 _FLUSH_INTERVAL_S = 2.0
 
 
@@ -219,7 +217,7 @@ def read_events(run: str | Storage) -> list[Event]:
 
 
 class EventLog:
-    """Appends the events of one driver. Thread-safe; a daemon thread writes.
+    """Appends the events of one driver. Thread-safe.
 
     ``session`` is the driver's number in the run: segments sort by it, then by sequence.
     """
@@ -227,15 +225,15 @@ class EventLog:
     def __init__(
         self, run: Storage, session: int, *, interval_s: float = _FLUSH_INTERVAL_S
     ) -> None:
-        self._storage = run.child(_FOLDER)
-        self._session, self._sequence = session, 0
-        self._segment, self._unwritten = bytearray(), False
+        self._lock = threading.Lock()
         self._pending: list[Event] = []
-        self._lock, self._flushing = threading.Lock(), threading.Lock()
-        self._closed, self._wake = threading.Event(), threading.Event()
-        self._interval_s = interval_s
-        self._thread = threading.Thread(target=self._run, name="ebbtide-events", daemon=True)
-        self._thread.start()
+        self._segments = SegmentWriter(
+            run.child(_FOLDER),
+            f"{session:04d}",
+            name="events",
+            take=self._take,
+            intervals_s=itertools.repeat(interval_s),
+        )
 
     def write(self, events: Iterable[Event]) -> None:
         """Append; on storage within one flush interval, and at once after a checkpoint."""
@@ -243,36 +241,15 @@ class EventLog:
         with self._lock:
             self._pending.extend(events)
         if any(isinstance(event, Checkpoint) for event in events):
-            self._wake.set()
+            self._segments.flush_soon()
 
     def flush(self) -> bool:
         """Put everything on storage now; False (and a log line) if the storage refused."""
-        with self._flushing:
-            with self._lock:
-                pending, self._pending = self._pending, []
-            if not pending and not self._unwritten:
-                return True
-            self._unwritten = True
-            self._segment += b"".join(event.model_dump_json().encode() + b"\n" for event in pending)
-            key = f"{self._session:04d}-{self._sequence:06d}.jsonl"
-            try:
-                self._storage.put(key, bytes(self._segment))
-            except EbbtideError as error:
-                logger.warning("events could not be written, will try again: %s", error)
-                return False
-            self._unwritten = False
-            if len(self._segment) >= _SEGMENT_BYTES:
-                self._segment, self._sequence = bytearray(), self._sequence + 1
-            return True
+        return self._segments.flush()
 
     def close(self) -> None:
         """Flush and stop. A second call does nothing."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._wake.set()
-            self._thread.join()
-            if not self.flush():
-                logger.error("the last events under %s are lost", self._storage.uri)
+        self._segments.close()
 
     def __enter__(self) -> EventLog:
         return self
@@ -285,8 +262,7 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
-            self.flush()
+    def _take(self) -> bytes:
+        with self._lock:
+            pending, self._pending = self._pending, []
+        return b"".join(event.model_dump_json().encode() + b"\n" for event in pending)
