@@ -86,7 +86,7 @@ class Checkpoints:
     def job(self) -> str:
         """A digest of what is computed, on what: copies in memory are of no use to another job."""
         text = job_file.dump(self.config.model_copy(update={"workers": WorkersConfig()}))
-        return manifest.digest(f"{text}\n{self.dataset_sha256}".encode())
+        return sha256(f"{text}\n{self.dataset_sha256}".encode())
 
     def save(
         self,
