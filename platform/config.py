@@ -246,6 +246,23 @@ def load(path: str | Path, model: type[C], overrides: Sequence[str] = ()) -> C:
     return parse(text, model, str(path), overrides)
 
 
+class _QuotingDumper(yaml.SafeDumper):
+    """Quotes every text that YAML 1.1 or our loader would take for something else, as ``0E0``."""
+
+
+_QuotingDumper.yaml_implicit_resolvers = {
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+        *_CoreSchemaLoader.yaml_implicit_resolvers.get(first, []),
+    ]
+    for first in {
+        *yaml.SafeDumper.yaml_implicit_resolvers,
+        *_CoreSchemaLoader.yaml_implicit_resolvers,
+    }
+}
+
+
 def dump(config: BaseModel) -> str:
     """The job file of a model, as YAML that :func:`parse` reads back to an equal model."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    values = config.model_dump(mode="json", exclude_none=True)
+    return yaml.dump(values, Dumper=_QuotingDumper, sort_keys=False)

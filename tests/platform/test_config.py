@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import model_validator
 
@@ -162,6 +162,9 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
         optimizer=st.builds(Optimizer, lr=st.floats(allow_nan=False, allow_infinity=False)),
     )
 )
+@example(Job(name="0E0", steps=0, resume=False, optimizer=Optimizer(lr=0.0)))
+@example(Job(name="0o7", steps=0, resume=False, optimizer=Optimizer(lr=1e-05)))
+@example(Job(name="yes", steps=0, resume=False, optimizer=Optimizer(lr=1e300)))
 def test_what_is_dumped_is_read_back_equal(job: Job) -> None:
     assert parse(dump(job), Job) == job
 
