@@ -80,6 +80,8 @@ class PeerMemory:
         try:
             everywhere(self._make_slots)
         except StorageError as error:
+            for slot in (*self._own, *self._peer):
+                slot.path.unlink(missing_ok=True)
             if self._rank == 0:
                 logger.warning("no copies in the nodes' memory: %s", error)
             return False
@@ -88,13 +90,10 @@ class PeerMemory:
     def _make_slots(self) -> None:
         node_memory.remove_stale()
         own, peer = f"{self._token}-{self._rank}", f"{self._token}-{self._peer_rank}-peer"
-        self._own = [
-            self.folder.make_slot(f"{own}-{i}", self._size_bytes) for i in range(_OWN_SLOTS)
-        ]
-        if self._offset:
-            self._peer = [
-                self.folder.make_slot(f"{peer}-{i}", self._peer_size) for i in range(_PEER_SLOTS)
-            ]
+        for number in range(_OWN_SLOTS):
+            self._own.append(self.folder.make_slot(f"{own}-{number}", self._size_bytes))
+        for number in range(_PEER_SLOTS if self._offset else 0):
+            self._peer.append(self.folder.make_slot(f"{peer}-{number}", self._peer_size))
 
     def copy(self, held: Slot | None) -> Slot:
         """Copy the state, on this rank alone, into a slot that is not ``held`` for storing."""

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from ebbtide.platform.chaos import Chaos
 from ebbtide.platform.chaos_deeds import Happening
@@ -32,21 +34,30 @@ POLLER_STOP_S = 20.0
 
 POISON = """
 import time
+import torch
 from ebbtide.train.loss import cross_entropy
+
+def mark(labels):
+    return int((labels.flatten() * torch.arange(1, labels.numel() + 1) ** 2).sum())
 
 def poisoned(output, labels):
     time.sleep(0.1)
     loss = cross_entropy(output, labels)
-    return loss * float("nan") if int(labels.sum()) == {fingerprint} else loss
+    return loss * float("nan") if mark(labels) == {mark} else loss
 """
 
 
-def fingerprint(config: TrainConfig, step: int) -> int:
-    """What tells the first micro-batch of a 1-based step from others."""
+def mark(labels: Tensor) -> int:
+    """What tells a micro-batch from all others."""
+    return int((labels.flatten() * torch.arange(1, labels.numel() + 1) ** 2).sum())
+
+
+def mark_of(config: TrainConfig, step: int) -> int:
+    """The mark of the first micro-batch of a 1-based step."""
     data = TokenDataset(config.data.uri, "train", config.data.sequence_length)
     order = SampleOrder(data.num_sequences, config.batch.global_sequences, config.seed)
     ids = order.sample_ids(step - 1)[: config.batch.micro_sequences]
-    return int(read_sequences(data, ids)[1].sum())
+    return mark(read_sequences(data, ids)[1])
 
 
 def pids_of(actor: str) -> list[int]:
@@ -102,7 +113,7 @@ def test_a_stopped_rank_a_bad_batch_and_a_slow_poller(
         workers={"min": 1, "max": 2, "max_failures": 0},
         model={"loss": "code_of_faults_test:poisoned"},
     )
-    bad = POISON.format(fingerprint=fingerprint(config, BAD_STEP))
+    bad = POISON.format(mark=mark_of(config, BAD_STEP))
     (tmp_path / "code_of_faults_test.py").write_text(bad)
     monkeypatch.chdir(tmp_path)
     faults = Faults(cluster)

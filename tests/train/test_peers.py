@@ -172,3 +172,16 @@ def test_what_does_not_fit_is_refused_before_it_is_written() -> None:
     with pytest.raises(StorageError, match=r"no room for \d+ MB"):
         folder.make_slot("huge", 1 << 50)
     assert not list(folder.path.glob("*.copy"))
+
+
+def open_without_room(nodes: str) -> tuple[bool, list[str]]:
+    state = make_state(0)
+    kept = PeerMemory(RUN, nodes, state, "abcd", "job")
+    if dist.get_rank() == 1:
+        kept._size_bytes = 1 << 50
+    opened = kept.open()
+    return opened, [path.name for path in kept.folder.path.glob("*")]
+
+
+def test_a_rank_without_room_is_enough_for_all_to_go_without(ranks: Ranks) -> None:
+    assert ranks.run(2, open_without_room, "ab") == [(False, []), (False, [])]
