@@ -1,4 +1,8 @@
-"""Checks of what is used of Ray, which fail with what has changed and where it is used."""
+"""Checks of what is used of Ray, which fail with what has changed and where it is used.
+
+Tests import neither Ray's private modules nor those of the seam that need them: one that cannot be
+imported would end the collection, and say nothing of the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,12 @@ class Pins:
     """What a module of the seam uses. Every method raises AssertionError."""
 
     def __init__(self, module: str) -> None:
+        self._module = f"ebbtide.platform.ray_seam.{module}"
         self._where = f"Ray {ray.__version__}: see platform/ray_seam/{module}.py"
+
+    def own(self, name: str) -> Any:
+        """The thing of this name in the module itself."""
+        return self.find(f"{self._module}:{name}")
 
     def find(self, path: str) -> Any:
         """The thing at ``package.module:Class.method``."""
@@ -23,7 +32,7 @@ class Pins:
         try:
             found: Any = importlib.import_module(module)
         except ImportError as error:
-            raise AssertionError(f"there is no {module}: {error}; {self._where}") from error
+            raise AssertionError(f"{module} cannot be used: {error}; {self._where}") from error
         for name in filter(None, names.split(".")):
             if not hasattr(found, name):
                 raise AssertionError(f"{module} has no {names}; {self._where}")

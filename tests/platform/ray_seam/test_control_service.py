@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from ray._private.grpc_utils import init_grpc_channel
 
 from ebbtide.platform.errors import ClusterError
-from ebbtide.platform.ray_seam import control_service
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("control_service")
@@ -27,7 +25,7 @@ GENERATED = "ray.core.generated"
     ],
 )
 def test_service_has(stub: str, calls: list[str]) -> None:
-    made = PINS.find(f"{GENERATED}.{stub}")(init_grpc_channel("127.0.0.1:1"))
+    made = PINS.find(f"{GENERATED}.{stub}")(PINS.own("init_grpc_channel")("127.0.0.1:1"))
     PINS.knows(vars(made), calls, stub)
 
 
@@ -61,9 +59,9 @@ def test_a_living_node_and_the_reason_of_a_drain_have_their_names() -> None:
 def test_a_control_service_that_is_not_there_is_an_error_within_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control_service, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(PINS.own(""), "_TIMEOUT_S", 0.2)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        service = control_service.ControlService(f"127.0.0.1:{unused.getsockname()[1]}")
+        service = PINS.own("ControlService")(f"127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(ClusterError, match="control service does not answer: "):
             service.drain("ab" * 28, 0.0, "a reason")

@@ -16,6 +16,7 @@ from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("llm")
 CORE = "llm/_internal/serve/core"
+ENGINE = "llm/_internal/serve/engines/vllm"
 CALLBACKS = "llm/_internal/common/callbacks/base.py"
 PD_SERVER = "llm/_internal/serve/serving_patterns/prefill_decode/pd_server.py"
 REQUESTS = f"{CORE}/configs/openai_api_models.py"
@@ -52,12 +53,21 @@ def test_ray_serve_llm_has(path: str, names: list[str]) -> None:
 
 
 def test_the_callback_can_take_the_download_over() -> None:  # serve/replica.py LocalModel
-    assert "run_init_node: bool = True" in ast.unparse(source("ray", CALLBACKS))
-    engine = ast.unparse(source("ray", "llm/_internal/serve/engines/vllm/vllm_engine.py"))
+    callbacks = ast.unparse(source("ray", CALLBACKS))
+    for text in ("run_init_node: bool = True", "self.kwargs =", "self.llm_config =", "self.ctx ="):
+        assert text in callbacks, text
+    engine = ast.unparse(source("ray", f"{ENGINE}/vllm_engine.py"))
     assert "if callback.ctx.run_init_node:" in engine
+    models = ast.unparse(source("ray", f"{ENGINE}/vllm_models.py"))
+    assert "hf_model_id: Optional[str]" in models
+    PINS.knows(
+        definitions("ray", f"{CORE}/configs/llm_config.py"),
+        ["LLMConfig.get_engine_config"],
+        "LLMConfig",
+    )
 
 
 def test_the_engines_client_is_where_it_is_looked_for() -> None:
-    engine = ast.unparse(source("ray", "llm/_internal/serve/engines/vllm/vllm_engine.py"))
+    engine = ast.unparse(source("ray", f"{ENGINE}/vllm_engine.py"))
     assert "self._engine_client = self._start_async_llm_engine(" in engine
     assert "self.engine =" in ast.unparse(source("ray", f"{CORE}/server/llm_server.py"))

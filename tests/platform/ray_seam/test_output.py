@@ -6,11 +6,8 @@ import logging
 from typing import Any
 
 import pytest
-from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
-from ray.train.v2._internal import util
 
 from ebbtide.platform import log
-from ebbtide.platform.ray_seam import output
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("output")
@@ -18,7 +15,12 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 1', "Val
 
 
 @pytest.fixture
-def others() -> Any:
+def dispatcher() -> Any:
+    return PINS.own("dispatcher")
+
+
+@pytest.fixture
+def others(dispatcher: Any) -> Any:
     """What goes Ray's way."""
     batches: list[Any] = []
     dispatcher.add_handler("ray_print_logs", batches.append)
@@ -27,7 +29,7 @@ def others() -> Any:
 
 
 def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
-    others: list[Any], capsys: pytest.CaptureFixture[str]
+    dispatcher: Any, others: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     formatter = log._Human()
     ours = [
@@ -35,7 +37,7 @@ def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
         for level in (logging.INFO, logging.WARNING, logging.ERROR)
     ]
     batch = {"pid": 7, "is_err": True}
-    with output.plain():
+    with PINS.own("plain")():
         dispatcher.emit({**batch, "lines": [*ours, "", *TRACEBACK]})
         dispatcher.emit({**batch, "lines": ours})
         dispatcher.emit({**batch, "lines": [" "]})
@@ -45,9 +47,9 @@ def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
     assert others[1:] == [{**batch, "lines": ours}]
 
 
-def test_workers_that_are_not_to_be_heard_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_are_not_to_be_heard_are_not(dispatcher: Any) -> None:
     before = list(dispatcher.handlers)
-    with output.plain():
+    with PINS.own("plain")():
         assert dispatcher.handlers == before
     assert dispatcher.handlers == before
 
@@ -65,9 +67,10 @@ def test_ray_prints_through_the_handler_and_logs_through_the_logger_that_are_rep
 
 
 def test_an_error_that_was_judged_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    util = PINS.find("ray.train.v2._internal.util")
     before = util.logger.level
     try:
-        output.mute_training_errors()
+        PINS.own("mute_training_errors")()
         util.construct_user_exception_with_traceback(ValueError("judged"))
     finally:
         util.logger.setLevel(before)

@@ -7,7 +7,6 @@ import ray
 from ray import serve
 
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam.serve import end_serve
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("serve")
@@ -27,6 +26,7 @@ def test_serve_is_ended_by_a_call_that_its_controller_does_not_answer() -> None:
 def test_serve_ends_without_a_word_of_a_failed_task(
     cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    end_serve = PINS.own("end_serve")
     ray.init(address=cluster.address, log_to_driver=False)
     end_serve(30)  # there is none yet
     serve.start()

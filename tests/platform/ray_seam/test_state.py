@@ -10,7 +10,6 @@ import pytest
 import ray
 
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam import state
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("state")
@@ -42,12 +41,13 @@ def test_nodes_that_are_dead_or_do_not_answer_are_unreachable(
         nodes = [node("up", port), node("dead", port, False)]
         nodes.append(node("silent", silent.getsockname()[1]))
         monkeypatch.setattr(ray, "nodes", lambda: nodes)
-        found = state.unreachable_nodes(["up", "dead", "silent", "unknown"])
+        found = PINS.own("unreachable_nodes")(["up", "dead", "silent", "unknown"])
     assert found == {"dead", "silent", "unknown"}
 
 
 @pytest.mark.ray
 def test_the_head_and_the_end_of_a_job_are_known(cluster: LocalCluster) -> None:
+    state = PINS.own("")
     ray.init(address=cluster.address, log_to_driver=False)
     head = state.head_node()
     assert head is not None and head not in {node.node_id for node in cluster.nodes}

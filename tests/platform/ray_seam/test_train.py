@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from ebbtide.platform.ray_seam import train
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("train")
@@ -17,9 +16,15 @@ CONTROLLER = f"{INTERNAL}.execution.controller:TrainController"
 
 
 def test_the_trainer_starts_its_controller_through_one_method_with_policies() -> None:
-    PINS.says(f"{TRAINER}.fit", "_initialize_and_run_controller(")
+    PINS.says(
+        f"{TRAINER}.fit",
+        "result = self._initialize_and_run_controller(",
+        "scaling_policy=create_scaling_policy(self.scaling_config)",
+        "failure_policy=create_failure_policy(self.run_config.failure_config)",
+        "callbacks=self._create_default_callbacks()",
+    )
     PINS.takes(f"{CONTROLLER}.__init__", "scaling_policy", "failure_policy", "callbacks")
-    assert issubclass(train.ElasticTrainer, PINS.find(TRAINER))
+    assert issubclass(PINS.own("ElasticTrainer"), PINS.find(TRAINER))
 
 
 @pytest.mark.parametrize("method", ["run", "abort", "get_result", "get_state", "_step"])
@@ -47,7 +52,12 @@ def test_the_process_group_is_taken_down_through_on_shutdown() -> None:
     PINS.says(f"{callback}.before_execution_group_shutdown", "on_shutdown")
     backend = "ray.train.torch.config:_TorchBackend.on_shutdown"
     PINS.takes(backend, "self", "worker_group", "backend_config", others=False)
-    assert train._KilledTorchConfig(timeout_s=7).backend_cls is train._KillWorkers
+    config = PINS.own("_KilledTorchConfig")(timeout_s=7)
+    assert config.backend_cls is PINS.own("_KillWorkers")
+
+
+def test_variables_are_handed_on_as_a_mapping() -> None:
+    assert isinstance(PINS.find(f"{INTERNAL}.constants:get_env_vars_to_propagate")(), dict)
 
 
 def test_a_dashboard_is_known_of_and_a_warning_can_be_left_out() -> None:

@@ -15,7 +15,6 @@ from ray.train import (
 )
 
 from ebbtide.platform.ray_seam.decisions import ProcessLost
-from ebbtide.platform.ray_seam.train_policies import JudgingPolicy, rank_errors
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("train_policies")
@@ -60,6 +59,11 @@ def test_a_node_is_counted_as_ray_counts_it() -> None:
     assert policy._count_possible_workers({"n": {"CPU": 5.0, "x": 9.0}}) == 2
 
 
+def test_a_decision_to_do_nothing_is_made_of_nothing() -> None:
+    decision = PINS.find(f"{POLICIES}:NoopDecision")()
+    assert isinstance(decision, PINS.find(f"{POLICIES}:ScalingDecision"))
+
+
 def test_the_coordinator_recomputes_when_asked() -> None:
     coordinator = (
         "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
@@ -93,7 +97,7 @@ def _lost() -> Exception:
 
 
 def _decision(error: TrainingFailedError, judge: _Judge) -> str:
-    return str(JudgingPolicy(FailureConfig(), judge).make_decision(error).name)
+    return str(PINS.own("JudgingPolicy")(FailureConfig(), judge).make_decision(error).name)
 
 
 @pytest.mark.parametrize(("answer", "decision"), [(True, "RETRY"), (False, "RAISE")])
@@ -123,6 +127,7 @@ def test_a_fault_of_the_controller_itself_ends_the_run() -> None:
 
 
 def test_ranks_errors_are_told_from_lost_processes() -> None:
+    rank_errors = PINS.own("rank_errors")
     errors = rank_errors(WorkerGroupError("", {0: _lost(), 1: ValueError("boom")}))
     assert isinstance(errors[0], ProcessLost)
     assert str(errors[0]) == "The actor died because its node has died. X"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from ray._private import ray_constants
-
-from ebbtide.platform.ray_seam.workers import RANK_MODULE, hook_environment, is_busy_worker
 from tests.platform.ray_seam.pins import Pins
 
 PINS = Pins("workers")
@@ -24,16 +21,18 @@ def test_a_node_can_be_asked_for_workers() -> None:
 
 
 def test_a_worker_calls_its_hook_before_its_first_task() -> None:
-    (name,) = hook_environment("module.function")
-    assert name == ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+    (name,) = PINS.own("hook_environment")("module.function")
+    constants = PINS.find("ray._private.ray_constants")
+    assert name == constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
     PINS.says("ray._private.workers.default_worker", "WORKER_PROCESS_SETUP_HOOK_ENV_VAR")
 
 
 def test_the_actor_of_a_rank_is_where_workers_import_it_from() -> None:
-    PINS.find(f"{RANK_MODULE}:RayTrainWorker")
+    PINS.find(f"{PINS.own('RANK_MODULE')}:RayTrainWorker")
 
 
 def test_busy_workers_are_told_from_idle_ones_and_from_rays_own_processes() -> None:
+    is_busy_worker = PINS.own("is_busy_worker")
     assert is_busy_worker("ray::RayTrainWorker.execute")
     for title in ("ray::IDLE", "ray::IDLE_SpillWorker", "ray::SPILL_SpillWorker", "raylet"):
         assert not is_busy_worker(title), title
