@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 
 import typer
 from rich.console import Console
@@ -22,7 +20,7 @@ from ebbtide.commands.export import export
 from ebbtide.commands.serve import serve
 from ebbtide.commands.submit import submit
 from ebbtide.commands.train import train
-from ebbtide.platform import log
+from ebbtide.platform import log, signals
 from ebbtide.platform.errors import EbbtideError
 
 app = typer.Typer(
@@ -64,22 +62,19 @@ app.add_typer(data.app, name="data")
 app.add_typer(tune.app, name="tune")
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def main() -> None:
     """Run the command line; an error of ebbtide's tree becomes one message and its exit code.
 
-    SIGTERM unwinds like Ctrl-C does, so that whatever was started is ended, and exits with 143.
+    Ctrl-C and SIGTERM unwind it, so that whatever was started is ended, and exit with 130 and 143;
+    a second one changes nothing about that.
     """
-    signal.signal(signal.SIGTERM, _terminate)
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what goes to a file, too
-    try:
-        app()
-    except EbbtideError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, style="red")
-        sys.exit(error.exit_code)
+    with signals.unwinding():
+        try:
+            app()
+        except EbbtideError as error:
+            Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, style="red")
+            sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

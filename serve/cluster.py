@@ -6,12 +6,11 @@ import contextlib
 import ipaddress
 import logging
 import os
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from ebbtide.platform import signals
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION
@@ -58,17 +57,13 @@ def connected(address: str, *, ours: bool) -> Iterator[None]:
 def _init(address: str) -> None:
     import ray
 
-    terminate = signal.getsignal(signal.SIGTERM)
-    with interrupts.blocked():
+    with interrupts.blocked(), signals.kept():
         try:
             ray.init(
                 address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=True
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ClusterError(f"{address}: cannot connect to Ray there: {error}") from error
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, terminate)  # Ray replaces it
 
 
 def _require_reachable(address: str) -> None:

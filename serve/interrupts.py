@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+from ebbtide.platform import signals
 
 
 class Interrupts:
@@ -32,7 +32,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _NUMBERS}
+            self._before = {number: signal.signal(number, self._note) for number in signals.NUMBERS}
         return self
 
     def __exit__(
@@ -48,9 +48,7 @@ class Interrupts:
     def check(self) -> None:
         """Raise KeyboardInterrupt if a SIGINT has arrived, SystemExit (143) for a SIGTERM."""
         if self._noted:
-            if self._noted[0] == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise SystemExit(128 + self._noted[0])
+            raise signals.arrived(self._noted[0])
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -71,7 +69,7 @@ class Interrupts:
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
     """Signals wait in the kernel: for calls that put handlers of their own in place of ours."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.NUMBERS)
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from pathlib import Path
 
 import typer
@@ -36,12 +35,7 @@ def serve(
     from ebbtide.serve.job import start
 
     config = load(file, ServeConfig, overrides)
-    try:
-        with stdout.reserved() as result, start(config, address) as serving:
-            print(serving.endpoint, file=result, flush=True)
-            log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
-            serving.wait()
-    except (KeyboardInterrupt, SystemExit):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the process ends: none may change how
-        raise
+    with stdout.reserved() as result, start(config, address) as serving:
+        print(serving.endpoint, file=result, flush=True)
+        log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
+        serving.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.__main__ import main
+from ebbtide.platform import signals
 
 Ebbtide = Callable[..., tuple[int, str, str]]
 
@@ -28,9 +29,8 @@ def ebbtide(
             main()
         return int(ended.value.code or 0), *capsys.readouterr()
 
-    handler = signal.getsignal(signal.SIGTERM)
-    yield run
-    signal.signal(signal.SIGTERM, handler)
+    with signals.kept():
+        yield run
 
 
 @pytest.fixture

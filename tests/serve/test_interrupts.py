@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from ebbtide.platform import signals
 from ebbtide.serve.interrupts import Interrupts, blocked
 
 
@@ -29,7 +30,7 @@ def test_a_signal_is_kept_for_the_next_check() -> None:
 
 def test_a_signal_raises_at_once_where_it_may() -> None:
     with Interrupts() as interrupts:
-        with pytest.raises(KeyboardInterrupt), interrupts.raising():
+        with pytest.raises(signals.Interrupted), interrupts.raising():
             send(signal.SIGINT)
             pytest.fail("the signal did not raise")
         assert not interrupts.may_raise
@@ -80,3 +81,16 @@ def test_signals_wait_for_the_end_of_a_block() -> None:
             interrupts.check()
         with pytest.raises(SystemExit):
             interrupts.check()
+
+
+def test_after_the_context_a_second_one_changes_nothing_while_the_first_unwinds() -> None:
+    with signals.kept():
+        with pytest.raises(SystemExit) as raised, signals.unwinding():
+            try:
+                with Interrupts() as interrupts:
+                    send(signal.SIGTERM)
+                    interrupts.check()
+            finally:
+                send(signal.SIGINT)
+                send(signal.SIGTERM)
+        assert raised.value.code == 143
