@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from ebbtide.platform import node_memory
+from ebbtide.platform import node_memory, signals
 from ebbtide.platform.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ def connected(address: str | None = None) -> Iterator[None]:
     else:
         _require_reachable(address)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, **options)
+        with signals.kept():  # Ray's for SIGTERM ends a driver with another exit code
+            ray.init(address=address, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
     node_id = ray.get_runtime_context().get_node_id()
