@@ -1,9 +1,10 @@
 """From a kill or a notice to the next step, against Ray Train as it comes.
 
-``python -m bench.recovery --json`` trains a Llama of 5 million parameters with two workers on a
-local cluster of four nodes, SIGKILLs a node of a rank (raylet and workers) ten times, and announces
-the end of one five times; a new node takes each one's place. Ray Train's own elastic trainer loses
-one node in the same way, on a cluster with Ray's own settings. It prints one line of JSON last:
+``python -m bench.recovery --json`` trains a Llama of 5 million parameters with up to three workers
+on a local cluster of three nodes, SIGKILLs a node of a rank (raylet and workers) ten times, and
+announces the end of one five times; a new node takes each one's place. Ray Train's own elastic
+trainer loses one node in the same way, on a cluster with Ray's own settings. It prints one line of
+JSON last:
 
 - ``kill_to_step_s_median``, ``kill_to_step_s_p95``: from the SIGKILL to the first step that was
   finished after it.
@@ -41,9 +42,9 @@ from ebbtide.train.events import Event, Step, read_events
 from ebbtide.train.history import History
 from ebbtide.train.job import train
 
-NODES = 4
+NODES = 3
 SAVE_EVERY = 5
-STEPS_BETWEEN = 8
+STEPS_BETWEEN = 6
 
 
 class Enough(Exception):
@@ -76,7 +77,9 @@ class Blows:
         ready = progress.step >= self._first_step[1] + STEPS_BETWEEN
         if self._adding is not None and self._adding.is_alive():
             return
-        if not ready or len(self.dealt) > progress.attempt or len(self._nodes.nodes()) < NODES:
+        if self.dealt and self.dealt[-1].attempt == progress.attempt:
+            return  # it has not been felt yet
+        if not ready or len(self._nodes.nodes()) < NODES:
             return
         if len(self.dealt) == len(self._kinds):
             raise Enough
@@ -110,7 +113,7 @@ def ours(folder: Path, kinds: list[str]) -> dict[str, float]:
         name="recovery",
         steps=100_000,
         checkpoint={"every_steps": SAVE_EVERY},
-        workers={"min": 1, "max": 2},
+        workers={"min": 1, "max": NODES},
     )
     with LocalCluster(NODES) as cluster:
         blows = Blows(cluster, kinds)

@@ -113,9 +113,14 @@ class Scaling:
     def _tell(self, offers: Sequence[Offer], in_use: Sequence[str]) -> None:
         """Let the desk know which nodes the run has, and which of them are announced to go."""
         full = len(in_use) >= self._limits.most
-        offered = [] if full else [offer.node_id for offer in offers]
-        self._desk().hold.remote(sorted({*in_use, *offered}))
-        going = {offer.node_id: offer.deadline_s for offer in offers if offer.draining}
+        offered = {offer.node_id for offer in offers if offer.workers}
+        held = {*in_use} if full else {*in_use, *offered}
+        self._desk().hold.remote(sorted(held))
+        going = {
+            offer.node_id: offer.deadline_s
+            for offer in offers
+            if offer.draining and offer.node_id in {*in_use, *offered}
+        }
         if going:
             self._desk().announce.remote(going)
 

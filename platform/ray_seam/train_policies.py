@@ -81,6 +81,12 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
             )
             for node_id, resources in reserved.items()
         ]
+        # ranks may be on other nodes than the reserved ones: whichever goes is told of
+        offers += [
+            NodeOffer(node_id, workers=0, draining=True, deadline_s=deadline_s)
+            for node_id, deadline_s in draining.items()
+            if node_id not in reserved
+        ]
         wanted = self._scaling.to_request(offers)
         if wanted != self._requested:
             self._requested = wanted

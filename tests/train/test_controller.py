@@ -93,6 +93,19 @@ def test_notices_that_come_together_make_one_restart(
     assert asked.reason == "notice: b, c will be taken away"
 
 
+def test_a_rank_on_a_node_that_is_not_reserved_is_noticed_too(desk: Desk) -> None:
+    scaling = Scaling("run", Limits(1, 2))
+    desk.begin(["a", "b"])
+    elsewhere = NodeOffer("b", workers=0, draining=True)
+    others = NodeOffer("z", workers=0, draining=True)  # nothing to us
+    scaling.to_resize([offer("a"), offer("c"), elsewhere, others])
+    events, held = desk.take()
+    assert [event.node for event in events if isinstance(event, Notice)] == ["b"]
+    (asked,) = [event for event in events if isinstance(event, LeaveAsked)]
+    assert asked.reason == "notice: b will be taken away"
+    assert held == ("a", "b")
+
+
 def test_a_notice_without_time_for_a_save_is_said_and_left_to_the_kill(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
