@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ebbtide.platform import signals
 from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION
@@ -57,7 +56,9 @@ def connected(address: str, *, ours: bool) -> Iterator[None]:
 def _init(address: str) -> None:
     import ray
 
-    with interrupts.blocked(), signals.kept():
+    from ebbtide.platform.ray_seam import handlers
+
+    with interrupts.blocked(), handlers.left_out():
         try:
             ray.init(
                 address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=True

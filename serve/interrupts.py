@@ -68,7 +68,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Signals wait in the kernel: for calls that put handlers of their own in place of ours."""
+    """Signals to this thread wait in the kernel, for calls that start threads or put handlers of
+    native code in place of ours. One to the whole process may still reach another thread, which
+    hands it to whatever handler is there.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.NUMBERS)
     try:
         yield

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from ebbtide.platform import node_memory, signals
+from ebbtide.platform import node_memory
 from ebbtide.platform.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ def connected(address: str | None = None) -> Iterator[None]:
     """
     import ray
 
+    from ebbtide.platform.ray_seam import handlers
+
     if ray.is_initialized():
         yield
         return
@@ -40,7 +42,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     else:
         _require_reachable(address)
     try:
-        with signals.kept():  # Ray's for SIGTERM ends a driver with another exit code
+        with handlers.left_out():
             ray.init(address=address, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error

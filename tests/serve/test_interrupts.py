@@ -77,7 +77,7 @@ def test_signals_wait_for_the_end_of_a_block() -> None:
         with blocked():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray does
             signal.signal(signal.SIGTERM, handler)
-            send(signal.SIGTERM)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # not to any other thread
             interrupts.check()
         with pytest.raises(SystemExit):
             interrupts.check()
