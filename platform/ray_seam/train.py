@@ -19,7 +19,7 @@ from ray._private.worker import get_dashboard_url
 from ray.train import Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
-from ray.train.v2._internal.callbacks import WorkingDirectorySetupCallback
+from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import (
     PlacementGroupCleanerCallback,
 )
@@ -86,10 +86,15 @@ class ElasticTrainer(TorchTrainer):  # type: ignore[misc]  # untyped base
         self._scaling, self._judge, self._tick = scaling, judge, tick
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Ray's, without what moves ranks away from their working directory, and without a process
-        that watches over the placement group, which ends with this driver anyway."""
+        """Ray's, without what moves ranks away from their working directory, and without two
+        processes: one for datasets of Ray Data, which are not used and whose start every generation
+        would wait for, and one that watches over the placement group, which ends with this driver
+        anyway."""
         unwanted = (
-            WorkingDirectorySetupCallback | PlacementGroupCleanerCallback | StateManagerCallback
+            WorkingDirectorySetupCallback
+            | DatasetsCallback
+            | PlacementGroupCleanerCallback
+            | StateManagerCallback
         )
         callbacks = [
             callback

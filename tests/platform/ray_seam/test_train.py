@@ -41,6 +41,7 @@ def test_the_default_callbacks_can_be_chosen_from() -> None:
     PINS.says(
         f"{TRAINER}._create_default_callbacks",
         "WorkingDirectorySetupCallback",
+        "DatasetsCallback",
         "PlacementGroupCleanerCallback",
         "StateManagerCallback",
     )
