@@ -275,9 +275,12 @@ def wait_for(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
 
 
 def test_the_next_driver_finds_the_evaluators_warm(base_file: Path) -> None:
+    text = LR + "num_samples: 2\n"
+    run(base_file, text, "fine")
     warm = {(member["name"], member["zygote_pid"]) for member in pool_status()}
+    assert len(warm) == 2
     called_at_s = time.time()
-    process = driver(sweep_file(base_file, LR + "num_samples: 2\n"), "fine")
+    process = driver(sweep_file(base_file, text), "fine")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert {(member["name"], member["zygote_pid"]) for member in pool_status()} == warm
