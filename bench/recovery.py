@@ -85,6 +85,8 @@ class Blows:
             raise Enough
         kind = self._kinds[len(self.dealt)]
         busy = [n for n in self._nodes.nodes() if self._nodes.busy_workers(n, "TrainWorker")]
+        if not busy:
+            return  # a restart has begun meanwhile
         victim = busy[len(self.dealt) % len(busy)].name
         if kind == "kill":
             happening = self._chaos.kill(victim)
