@@ -72,7 +72,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 class Checkpoints:
     """The checkpoints of a run, as one attempt of it sees them. Both methods are collective.
 
-    ``token`` keeps what this attempt writes apart from the remains of others.
+    ``token`` keeps what this attempt writes apart from the remains of others; ``run_id`` tells this
+    run from one that was deleted under the same URI.
     """
 
     run: Storage
@@ -81,12 +82,13 @@ class Checkpoints:
     token: str
     fingerprint: Mapping[str, str]
     model_config: str | None = None
+    run_id: str = ""
 
     @property
     def job(self) -> str:
         """A digest of what is computed, on what: copies in memory are of no use to another job."""
         text = job_file.dump(self.config.model_copy(update={"workers": WorkersConfig()}))
-        return sha256(f"{text}\n{self.dataset_sha256}".encode())
+        return sha256(f"{text}\n{self.dataset_sha256}\n{self.run_id}".encode())
 
     def save(
         self,

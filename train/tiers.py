@@ -5,6 +5,7 @@ Everything here is collective.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ebbtide.platform.storage import open_storage
+from ebbtide.platform.errors import AlreadyExists
+from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import peers, resume
 from ebbtide.train.agree import from_first
 from ebbtide.train.checkpoint import Checkpoints
@@ -24,21 +26,33 @@ from ebbtide.train.saver import Saver
 
 logger = logging.getLogger(__name__)
 
+_RUN_ID = "run-id"
+
 
 def open_checkpoints(
     config: TrainConfig, device: torch.device, model_config: str | None
 ) -> Checkpoints:
-    dataset_sha256, token = from_first(
-        lambda: (index_digest(config.data.uri), uuid.uuid4().hex[:8])
+    """The run's checkpoints, as this attempt sees them."""
+    run = open_storage(config.run_uri)
+    dataset_sha256, token, run_id = from_first(
+        lambda: (index_digest(config.data.uri), uuid.uuid4().hex[:8], _run_id(run))
     )
     return Checkpoints(
-        run=open_storage(config.run_uri),
+        run=run,
         config=config,
         dataset_sha256=dataset_sha256,
         token=token,
         fingerprint=resume.fingerprint(config, device),
         model_config=model_config,
+        run_id=run_id,
     )
+
+
+def _run_id(run: Storage) -> str:
+    """What tells this run from another that had its URI: made once, in its storage."""
+    with contextlib.suppress(AlreadyExists):
+        run.put(_RUN_ID, uuid.uuid4().hex.encode(), if_absent=True)
+    return run.get(_RUN_ID).decode()
 
 
 def restore(
