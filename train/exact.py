@@ -84,6 +84,8 @@ class ExactReduction:
 
     def start_round(self, round_index: int, rounds: int) -> None:
         self._plan.start_round(round_index, rounds)
+        for parameter in self._parameters:
+            parameter.grad = None  # what a round but the last leaves there means nothing
 
     def clip(self, max_norm: float) -> float:
         gradients = [local(p.grad) for p in self._parameters if p.grad is not None]
@@ -124,8 +126,8 @@ class _Exchange(ReduceScatter):
     """The reduce-scatter of one FSDP part. What FSDP packs stays in its buffer until it is summed.
 
     FSDP allocates the input and then the output of each round, fills the input, calls this with
-    more than one rank, and always calls the hook (:meth:`finish`) with the output, whose content
-    becomes, or is added to, the parameters' gradient: zeros in all rounds but the last.
+    more than one rank, and always calls the hook (:meth:`finish`) with the output, which becomes
+    the parameters' gradient. It is filled in the last round only.
     """
 
     def __init__(self, plan: _Plan, meter: Meter) -> None:
@@ -161,16 +163,15 @@ class _Exchange(ReduceScatter):
             self._total = self._exchanged(output_tensor.numel(), group)
 
     def finish(self, output: Tensor) -> None:
-        """Leave the sum over the global batch in the last round's output, and zeros before."""
+        """Leave the sum over the global batch in the last round's output."""
         if self._plan.generation.world_size == 1:
             self._keep()
         if not self._plan.is_last:
-            output.zero_()
             return
         whole = self._total
         if whole is None:
             whole = add_up(self._nodes, self._plan.micro_batches)
-        torch.add(whole, 0.0, out=output)  # -0 becomes +0, as in what is added to earlier zeros
+        output.copy_(whole)
         self._total = None
         self._release(*self._nodes.values())
         self._nodes.clear()
