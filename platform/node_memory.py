@@ -12,19 +12,19 @@ import time
 from pathlib import Path
 
 ROOT = Path("/dev/shm")
-_PREFIX = "ebbtide-memory-"
+PREFIX = "ebbtide-memory-"
 _STALE_S = 3600.0
 
 
 def folder(run_uri: str, node_id: str, root: Path = ROOT) -> Path:
     """The folder of a run on a node."""
     run = hashlib.sha256(run_uri.encode()).hexdigest()[:16]
-    return root / f"{_PREFIX}{run}-{node_id[:32]}"
+    return root / f"{PREFIX}{run}-{node_id[:32]}"
 
 
 def pattern(node_id: str, root: Path = ROOT) -> str:
     """A glob of the folders of all runs on a node."""
-    return f"{root}/{_PREFIX}*-{node_id[:32]}"
+    return f"{root}/{PREFIX}*-{node_id[:32]}"
 
 
 def remove(node_id: str, root: Path = ROOT) -> None:
@@ -35,7 +35,7 @@ def remove(node_id: str, root: Path = ROOT) -> None:
 
 def remove_stale(root: Path = ROOT) -> None:
     """Remove what runs left that were never taken up again: untouched for an hour."""
-    for found in root.glob(f"{_PREFIX}*"):
+    for found in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             newest_s = max(each.stat().st_mtime for each in (found, *found.iterdir()))
             if time.time() - newest_s > _STALE_S:

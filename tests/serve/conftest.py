@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.platform import node_memory
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import open_storage
@@ -36,8 +37,12 @@ class Endpoint:
 
     @staticmethod
     def segments() -> set[str]:
-        """The names of the machine's shared memory segments."""
-        return set(os.listdir("/dev/shm"))
+        return shared_memory()
+
+
+def shared_memory() -> set[str]:
+    """The names of the machine's shared memory segments, but for copies of training runs."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(node_memory.PREFIX)}
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import psutil  # type: ignore[import-untyped]  # its stubs are a package of thei
 import pytest
 
 from ebbtide.platform.ports import free_run
+from tests.serve.conftest import shared_memory
 from tests.serve.tiny_model import MAX_MODEL_LEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -37,7 +37,7 @@ class Starting:
             **overrides,
         }
         (folder / "serve.yaml").write_text(json.dumps(job))
-        self._segments = set(os.listdir("/dev/shm"))
+        self._segments = shared_memory()
         self._log = folder / "log"
         with self._log.open("w") as errors:
             self.process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Starting:
         _, alive = psutil.wait_procs(list(self._family.values()), timeout=10)
         assert alive == []
         assert self.folders == []
-        assert set(os.listdir("/dev/shm")) <= self._segments
+        assert shared_memory() <= self._segments
 
 
 @pytest.fixture
