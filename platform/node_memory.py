@@ -1,6 +1,7 @@
 """Where runs keep copies in a node's memory: folders in /dev/shm, named by run and node.
 
-They are as mortal as the node: whoever ends a node of this machine removes them.
+They are as mortal as the node: whoever ends a node of this machine removes them, and a process
+whose node it is takes them along, however it dies.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import contextlib
 import hashlib
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from ebbtide.platform.reaper import Reaper
 
 ROOT = Path("/dev/shm")
 PREFIX = "ebbtide-memory-"
@@ -31,6 +35,18 @@ def remove(node_id: str, root: Path = ROOT) -> None:
     """The node is gone."""
     for found in root.glob(Path(pattern(node_id)).name):
         shutil.rmtree(found, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def owned(node_id: str, root: Path = ROOT) -> Iterator[None]:
+    """The node ends with this block, or with this process, even by SIGKILL."""
+    reaper = Reaper()
+    reaper.files(pattern(node_id, root))
+    try:
+        yield
+    finally:
+        remove(node_id, root)
+        reaper.dismiss()
 
 
 def remove_stale(root: Path = ROOT) -> None:

@@ -46,13 +46,12 @@ def connected(address: str | None = None) -> Iterator[None]:
             ray.init(address=address, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
-    node_id = ray.get_runtime_context().get_node_id()
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with contextlib.ExitStack() as stack:
         if address == "local":
-            node_memory.remove(node_id)
+            node_id = ray.get_runtime_context().get_node_id()
+            stack.enter_context(node_memory.owned(node_id))
+        stack.callback(ray.shutdown)
+        yield
 
 
 def _require_reachable(address: str) -> None:
