@@ -2,7 +2,8 @@
 
 Promises: after a save the loss of any one node loses nothing of it, and the next generation, of
 whatever size, starts from it without reading storage; the copy before stays whole until a newer one
-is. Restoring is from copies of the newest state that is there as a whole. Collective throughout.
+is. Restoring is from copies of the newest state that is there as a whole. Memory that others fill
+or remove is told, and the run goes on. Collective throughout.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PeerMemory:
         self._rank, self._world_size = dist.get_rank(), len(nodes)
         self.folder = Folder(run_uri, nodes[self._rank])
         self._state, self._token, self._job = state, token, job
-        self._shared = 0
+        self._shared, self._refused = 0, False
         self._pieces, self._size_bytes = layout(state)
         self._offset = peer_offset(nodes)
         self._own: list[Slot] = []
@@ -130,8 +131,17 @@ class PeerMemory:
             sending.wait()
             theirs = descriptions[self._peer_rank]
             assert theirs is not None
-            target.describe(theirs)
-        slot.describe(own)
+            self._commit(target, theirs)
+        self._commit(slot, own)
+
+    def _commit(self, slot: Slot, copy: Copy) -> None:
+        """Describe a copy. What others did to the memory costs it, not the run."""
+        try:
+            slot.describe(copy)
+        except OSError as error:
+            if not self._refused:
+                logger.warning("copies in this node's memory are lost: %s", error)
+            self._refused = True
 
     def _describe(self, slot: Slot, moment: Moment) -> Copy:
         return Copy(

@@ -101,6 +101,19 @@ def keep(nodes: str, seeds: Sequence[int]) -> list[Tensor]:
     return whole(state)
 
 
+def keep_without_folder(nodes: str) -> bool:
+    """Copies go on after one node's folder was removed under them; whether all were shared."""
+    state = make_state(4)
+    kept = PeerMemory(RUN, nodes, state, "abcd", "job")
+    assert kept.open()
+    group = dist.new_group(backend="gloo")
+    for seed in (4, 5, 6):
+        if seed == 5 and dist.get_rank() == 0:
+            kept.folder.remove()
+        kept.share(kept.copy(None), Moment(seed, 10 * seed, 0.5, None), group)
+    return kept._shared == 3
+
+
 def load(nodes: str, newer_than: int, job: str = "job") -> tuple[Moment | None, list[Tensor]]:
     state = make_state(0)
     return peers.restore(RUN, nodes, state, job, newer_than), whole(state)
@@ -140,6 +153,12 @@ def test_nothing_newer_of_the_same_job_is_nothing(ranks: Ranks) -> None:
     assert ranks.run(2, load, "ab", 6)[0][0] is None
     assert ranks.run(2, load, "ab", 5, "another")[0][0] is None
     assert ranks.run(1, load, "e", 5)[0][0] is None
+
+
+def test_a_folder_that_is_removed_costs_its_copies_and_not_the_run(ranks: Ranks) -> None:
+    assert all(ranks.run(2, keep_without_folder, "ab"))
+    assert not Folder(RUN, "a").found()
+    assert ranks.run(2, load, "ab", 5)[0][0] == Moment(6, 60, 0.5, None)
 
 
 def damage(path: Path) -> None:
