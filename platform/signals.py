@@ -32,11 +32,13 @@ class Terminated(SystemExit):
 
 
 _latest: weakref.ref[BaseException] | None = None
+_arrivals: list[int] = []
 
 
 def arrived(number: int) -> BaseException:
     """The exception to raise for a signal; it counts as unwinding for as long as it exists."""
     global _latest
+    _arrivals.append(number)
     error = Interrupted() if number == signal.SIGINT else Terminated(128 + number)
     _latest = weakref.ref(error)
     return error
@@ -77,6 +79,21 @@ def kept() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def renewed() -> Iterator[None]:
+    """For calls that catch a signal's exception and raise one of their own in its place.
+
+    Ray's do, with exit code 1 (``check_signals`` of its core worker). The signal's is raised again.
+    """
+    before = len(_arrivals)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, Interrupted | Terminated) or len(_arrivals) == before:
+            raise
+        raise arrived(_arrivals[-1]) from None
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from ebbtide.platform import node_memory
+from ebbtide.platform import node_memory, signals
 from ebbtide.platform.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ def connected(address: str | None = None) -> Iterator[None]:
             node_id = ray.get_runtime_context().get_node_id()
             stack.enter_context(node_memory.owned(node_id))
         stack.callback(ray.shutdown)
-        yield
+        with signals.renewed():
+            yield
 
 
 def _require_reachable(address: str) -> None:

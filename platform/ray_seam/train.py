@@ -28,6 +28,7 @@ from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ebbtide.platform import signals
 from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.ray_seam.decisions import Judge, Scaling
 from ebbtide.platform.ray_seam.train_policies import ElasticPolicy, JudgingPolicy
@@ -122,11 +123,12 @@ class ElasticTrainer(TorchTrainer):  # type: ignore[misc]  # untyped base
         )
         running = controller.run.remote()
         try:
-            while not ray.wait([running], timeout=_TICK_S)[0]:
+            with signals.renewed():  # no further one disturbs the abort
+                while not ray.wait([running], timeout=_TICK_S)[0]:
+                    self._tick()
+                ray.get(running)
                 self._tick()
-            ray.get(running)
-            self._tick()
-            return ray.get(controller.get_result.remote())
+                return ray.get(controller.get_result.remote())
         except BaseException:
             self._abort(controller)
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 
 import pytest
 
@@ -16,3 +18,31 @@ def test_the_handlers_of_before_stay(cluster_session: LocalCluster) -> None:
     before = [signal.getsignal(number) for number in signals.NUMBERS]
     with connected(cluster_session.address):
         assert [signal.getsignal(number) for number in signals.NUMBERS] == before
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGTERM, signals.Terminated), (signal.SIGINT, signals.Interrupted)],
+)
+def test_a_signal_in_a_call_of_ray_stays_that_signal(
+    cluster_session: LocalCluster, number: signal.Signals, kind: type[BaseException]
+) -> None:
+    import ray
+
+    with signals.kept():
+        signal.signal(number, lambda number, _: _throw(signals.arrived(number)))
+        with pytest.raises(kind) as caught, connected(cluster_session.address):
+            never = ray.remote(num_cpus=1000)(_nothing).remote()
+            threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
+            ray.wait([never], timeout=60)
+        assert signals.is_unwinding()
+        assert getattr(caught.value, "code", 143) == 143
+
+
+def _throw(error: BaseException) -> None:
+    raise error
+
+
+def _nothing() -> None:
+    pass
