@@ -58,6 +58,7 @@ class Saver:
     ) -> None:
         self._checkpoints, self._keep_last = checkpoints, keep_last
         self._state = state
+        self._folder = memory.folder if memory is not None else None
         self._memory = memory if memory is not None and memory.open() else None
         self._keeper = Keeper(self._memory) if self._memory is not None else None
         self._stored: Slot | None = None
@@ -128,10 +129,11 @@ class Saver:
             self._keeper.keep(moment, self._stored if self._is_storing() else None)
 
     def forget(self) -> None:
-        """The run is finished: what is in the nodes' memory is of no more use."""
-        if self._keeper is not None and self._memory is not None:
+        """The run is finished: copies in the nodes' memory, older ones too, are of no more use."""
+        if self._keeper is not None:
             self._keeper.join()
-            self._memory.folder.remove()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _is_storing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -15,9 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ebbtide.platform.errors import StorageError
+from ebbtide.platform.storage import open_storage
 from ebbtide.train import peers
+from ebbtide.train.checkpoint import Checkpoints
+from ebbtide.train.config import TrainConfig
 from ebbtide.train.memory import Copy, Folder, newest_whole, peer_offset
 from ebbtide.train.peers import Moment, PeerMemory
+from ebbtide.train.saver import Saver
 from ebbtide.train.shard import full
 from tests.train.ranks import Ranks
 
@@ -204,3 +208,20 @@ def open_without_room(nodes: str) -> tuple[bool, list[str]]:
 
 def test_a_rank_without_room_is_enough_for_all_to_go_without(ranks: Ranks) -> None:
     assert ranks.run(2, open_without_room, "ab") == [(False, []), (False, [])]
+
+
+def finish_without_room(nodes: str, run: str) -> bool:
+    state = make_state(0)
+    kept = PeerMemory(RUN, nodes, state, "abcd", "job")
+    kept.folder.make_slot("old-0", 64)  # of an earlier attempt, which had room
+    kept._size_bytes = 1 << 50
+    config = TrainConfig.model_construct(name="run")
+    checkpoints = Checkpoints(open_storage(run), config, "data", "abcd", {})
+    Saver(checkpoints, state, 1, kept).forget()
+    return kept.folder.path.exists()
+
+
+def test_a_finished_run_without_room_leaves_nothing_of_earlier_attempts(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks.run(2, finish_without_room, "ab", str(tmp_path)) == [False, False]
