@@ -44,7 +44,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     try:
         with handlers.left_out():
             ray.init(address=address, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises it bare where a node does not start in time
         raise ClusterError(f"{address}: cannot connect to Ray: {error}") from error
     with contextlib.ExitStack() as stack:
         if address == "local":

@@ -9,8 +9,22 @@ import threading
 import pytest
 
 from ebbtide.platform import signals
+from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.train.ray_connection import connected
+
+
+def test_a_ray_that_does_not_start_is_an_error_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    def fail(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ClusterError, match="timed out during startup"), connected("local"):
+        pass
 
 
 @pytest.mark.ray
