@@ -184,6 +184,8 @@ class Training:
         finished = self.generation.first_step
         if finished and self.last_validation is None and self._validation_is_due(finished):
             self._validate(finished)
+        if finished == self.config.steps and self.generation.state_source == "memory":
+            self._save(finished, self.last_validation, must=True)  # the last save had failed
         while finished < self.config.steps:
             finished += 1
             if finished not in self.skip:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from ebbtide.platform.errors import StorageError
+from ebbtide.platform.storage import open_storage
+from ebbtide.train.checkpoint import Checkpoints, newest
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.loop import run_generation
 from ebbtide.train.memory import Folder
@@ -67,3 +70,31 @@ def test_a_run_that_was_deleted_is_not_taken_up(ranks: Ranks, config: TrainConfi
     ranks.run(2, train_until, config, 7, 2)
     shutil.rmtree(Path(config.run_uri))
     assert ranks.run(2, train_until, config, None, 2)[0][0].step == 1
+
+
+def fail_to_store(config: TrainConfig) -> None:
+    """All the steps; the save after the last is refused when it is whole in memory."""
+
+    def refuse(*_: Any) -> None:
+        while not all(
+            any(copy.step == config.steps for copy, _ in Folder(config.run_uri, node).found())
+            for node in NODES
+        ):
+            time.sleep(0.01)
+        raise StorageError("no space left")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(Checkpoints, "save", refuse)
+        run_generation(config, 0, Recorder(), torch.device("cpu"), nodes=NODES)
+
+
+def test_a_run_is_finished_only_when_its_last_state_is_in_storage(
+    ranks: Ranks, config: TrainConfig
+) -> None:
+    ranks.run(2, fail_to_store, config)
+    run = open_storage(config.run_uri)
+    assert newest(run) is None
+    assert ranks.run(2, train_until, config, None, 2) == [[], []]
+    found = newest(run)
+    assert found is not None
+    assert found.step == config.steps
