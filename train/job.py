@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform import records
 from ebbtide.platform.clock import Clock, SystemClock
-from ebbtide.platform.errors import ClusterError, EbbtideError, TrainingError
+from ebbtide.platform.errors import ClusterError, EbbtideError, StorageError, TrainingError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.prices import load_catalogue
 from ebbtide.platform.storage import Storage, open_storage, probe
 from ebbtide.train.bookkeeping import Bookkeeping
 from ebbtide.train.config import TrainConfig
+from ebbtide.train.dataset import index_digest
 from ebbtide.train.events import EventLog, Finished, Started, read_events
 from ebbtide.train.history import History
-from ebbtide.train.manifest import newest
+from ebbtide.train.manifest import newest, read_manifest, read_train_config
 from ebbtide.train.ray_connection import connected
+from ebbtide.train.resume import require_same_run
 from ebbtide.train.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ def train(
         history = History(read_events(run))
         start = newest(run)
         if start is not None and start.step >= config.steps:
+            _require_same_run(config, start.uri)
             logger.info("%s is finished already, at step %d", config.name, start.step)
             return _result(config, history, start.step, None, was_finished=True)
         _check(config)
@@ -91,6 +94,18 @@ def train(
         with connected(address), _open(config, run, history, books, clock, on_progress) as driver:
             _fit(config, driver, lock)
     return _result(config, history, config.steps, driver, was_finished=False)
+
+
+def _require_same_run(config: TrainConfig, checkpoint_uri: str) -> None:
+    """Raise CheckpointError if the finished run at that checkpoint is not the job's."""
+    checkpoint = open_storage(checkpoint_uri)
+    description = read_manifest(checkpoint)
+    saved = read_train_config(checkpoint, description)
+    try:
+        data = index_digest(config.data.uri)
+    except StorageError:  # it is of no more use, and may be gone
+        data = description.dataset_sha256
+    require_same_run(checkpoint_uri, saved, description.dataset_sha256, config, data)
 
 
 def _check(config: TrainConfig) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from ebbtide.platform.errors import NotFiniteError
+from ebbtide.platform.errors import NotFiniteError, StorageError
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train.checkpoint import training_state
 from ebbtide.train.collectives import meter_collectives
@@ -104,7 +104,10 @@ def run_generation(
         try:
             return training.run()
         except NotFiniteError:  # on every rank alike
-            training.settle()
+            try:
+                training.settle()
+            except StorageError as error:
+                logger.warning("the save before it could not be stored either: %s", error)
             raise
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-import transformers
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform.errors import CheckpointError
 from ebbtide.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
 
 _FIXED = ("seed", "data.sequence_length", "batch.global_sequences")
 _INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
@@ -80,6 +80,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fingerprint(config: TrainConfig, device: torch.device) -> dict[str, str]:
     """What the bits of a step depend on beside the training state."""
+    import torch  # late: a finished run is looked at without them
+    import transformers
+
     software = {"torch": torch.__version__, "transformers": transformers.__version__}
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)

@@ -25,10 +25,14 @@ def diff(
     from ebbtide.train.diff import compare
     from ebbtide.train.events import read_events
 
-    found = compare(read_events(one), read_events(other))
+    events = {run: read_events(run) for run in (one, other)}
+    for run, found_there in events.items():
+        if not found_there:
+            raise CheckpointError(f"{run}: no run; give STORAGE/NAME of its job file")
+    found = compare(events[one], events[other])
     if not found.steps:
         raise CheckpointError(
-            f"{one} and {other} have no step in common; give STORAGE/NAME of two runs' job files"
+            f"{one} and {other} have no step in common; there is nothing to compare"
         )
     difference = found.difference
     if as_json:

@@ -89,3 +89,4 @@ def test_the_command(runs: tuple[str, str]) -> None:
     assert '"same": false' in CliRunner().invoke(app, ["diff", one, other, "--json"]).output
     nothing = CliRunner().invoke(app, ["diff", one, f"{one}/nothing"])
     assert isinstance(nothing.exception, CheckpointError)
+    assert f"{one}/nothing: no run" in str(nothing.exception)
