@@ -111,8 +111,8 @@ def remembering(config: TrainConfig) -> dict[str, Any]:
         found["stalls"].append(time.perf_counter() - begin_s)
         found["steps"].append(time.perf_counter() - start_s)
     training.step.loader.close()
+    saver.keep(Moment(config.steps, 0, None, None))  # waits until the last one is shared
     for _ in range(3):
-        time.sleep(1.0)  # the last copy is shared
         dist.barrier()
         start_s = time.perf_counter()
         moment = peers.restore(config.run_uri, NODES, training.state, checkpoints.job, 0)

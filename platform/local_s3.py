@@ -49,7 +49,6 @@ class LocalS3:
         self.endpoint = ""
         self._clock = clock or SystemClock()
         self._folder: Path | None = None
-        self._ports: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: Reaper | None = None
 
@@ -65,18 +64,18 @@ class LocalS3:
 
     def __enter__(self) -> LocalS3:
         self._folder = Path(tempfile.mkdtemp(prefix="eb-s3-"))
-        self._ports = free_ports(5, also_above=_GRPC_OFFSET)
-        s3, master, filer, volume, admin = self._ports
+        s3, master, filer, volume, admin = free_ports(5, also_above=_GRPC_OFFSET)
         self.endpoint = f"http://127.0.0.1:{s3}"
         command = [_binary(), "mini", f"-dir={self._folder}", f"-bucket={self.bucket}"]
         command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
         command += [f"-s3.port={s3}", f"-master.port={master}", f"-filer.port={filer}"]
         command += [f"-volume.port={volume}", f"-admin.port={admin}"]
+        command += [f"-filer.localSocket={self._folder}/filer.sock"]
+        command += [f"-s3.localSocket={self._folder}/s3.sock"]
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
         self._reaper = Reaper()
         try:
-            for pattern in (glob.escape(str(self._folder)), *self._sockets()):
-                self._reaper.files(pattern)
+            self._reaper.files(glob.escape(str(self._folder)))
             self._process = child_process.start(
                 command,
                 log=self._folder / "log",
@@ -128,12 +127,5 @@ class LocalS3:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        for path in [path for pattern in self._sockets() for path in glob.glob(pattern)]:
-            Path(path).unlink(missing_ok=True)
         if self._reaper is not None:
             self._reaper.dismiss()
-
-    def _sockets(self) -> list[str]:
-        """Patterns of the Unix sockets that SeaweedFS leaves behind."""
-        ports = [port + offset for port in self._ports for offset in (0, _GRPC_OFFSET)]
-        return [f"/tmp/seaweedfs-*-{port}.sock" for port in ports]

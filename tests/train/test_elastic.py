@@ -228,7 +228,7 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     assert [each.ended for each in history.attempts] == ["notice", "failure", "growth", None]
     assert [each.steps_lost for each in history.attempts][::2] == [0, 0]
     assert history.steps_lost("notice") == 0
-    assert history.steps_lost("failure") <= 12  # checkpoints are 10 apart, and stored behind
+    assert history.steps_lost("failure") <= 5  # from memory: the checkpoint is 8 or more back
     assert result.attempts == 4
     failed = [event for event in events if isinstance(event, Failed)]
     assert [(each.cause, each.counted) for each in failed] == [("node lost", False)]
