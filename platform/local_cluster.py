@@ -6,13 +6,10 @@ and added one by one and no other cluster on the machine is disturbed. Promises:
 :meth:`LocalCluster.stop` leaves no process, no port and no file; when the process that started the
 cluster dies, however it dies, the same is true a few seconds later.
 
-Ray's GCS, raylets, workers and agents listen on all interfaces, without a token: their C++ and
-``dashboard/agent.py`` bind to loopback only if the node's address is 127.0.0.1 itself. That address
-``ray start`` and ``ray.init`` replace by the machine's outer one (``resolve_ip_for_localhost``),
-unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0, with which ``ray start --address`` refuses to join.
-The rest (client server, dashboard, HTTP servers of its agents, runtime environment agents) listens
-on loopback, and metrics are served only by the dashboard. Seen in Ray 2.60; where the network is
-not trusted, put a firewall before it.
+Ray's GCS, raylets, workers and agents listen on all interfaces, without a token (Ray 2.60): they
+bind to loopback only for a node whose address is 127.0.0.1 itself, and ``ray start`` replaces that
+by the machine's outer one. The rest (client server, dashboard, HTTP servers of its agents) listens
+on loopback. Where the network is not trusted, put a firewall before it.
 """
 
 from __future__ import annotations
@@ -88,14 +85,6 @@ class _Starting:
         return f"n{self.index}"
 
 
-def _remove_left_folders(parent: Path) -> None:
-    """Remove the folders of clusters whose process is gone (it was killed and could not)."""
-    for folder in parent.glob(f"{_FOLDER_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 class LocalCluster:
     """``with LocalCluster(nodes=4) as cluster``: a head without CPUs and ``nodes`` worker nodes.
 
@@ -156,7 +145,6 @@ class LocalCluster:
         """Start the head and the nodes. Raises ClusterError with the log of what did not start."""
         if not Path("/proc/self/stat").exists():
             raise ClusterError("a local cluster of several nodes needs Linux")
-        _remove_left_folders(self._parent)
         self._folder = Path(
             tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=self._parent)
         )

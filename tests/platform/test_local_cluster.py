@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.platform.errors import ClusterError
-from ebbtide.platform.local_cluster import LocalCluster, _remove_left_folders
+from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.nodes import LABEL_MARKET
 
 CHILD = """
@@ -96,14 +96,3 @@ def test_a_cluster_ends_with_the_process_that_started_it(ending: signal.Signals)
         await_gone(folder)
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
-
-
-def test_the_files_of_a_killed_cluster_are_removed_by_the_next(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    left = tmp_path / f"eb-ray-{ended.pid}-abcdefgh"
-    kept = tmp_path / f"eb-ray-{os.getpid()}-abcdefgh"
-    (left / "session").mkdir(parents=True)
-    kept.mkdir()
-    _remove_left_folders(tmp_path)
-    assert list(tmp_path.iterdir()) == [kept]
