@@ -66,6 +66,8 @@ class Bookkeeping:
         self._ended_s = started_s
         self._opened: tuple[int, float] | None = None
         self._in_use: tuple[str, ...] = ()
+        self._before: tuple[str, ...] = ()
+        self._lost: set[str] = set()
         self._announced: set[str] = set()
 
     # -- attempts --------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Bookkeeping:
             case GenerationBegan():
                 unwritten = self._attempt(self._saved_step)
                 self._opened = (event.attempt, self._ended_s)
-                self._in_use = event.nodes
+                self._before, self._in_use = self._in_use, event.nodes
                 return unwritten
             case Step():
                 self._ended_s = event.time_s
@@ -117,20 +119,25 @@ class Bookkeeping:
         """
         held = set(held)
         records: list[Record] = []
-        events: list[Event] = []
         kept = alive.keys() & (held | draining)
         for node_id in sorted(self._up.keys() - kept):
             records.append(NodeDown(node_id=node_id, time_s=now_s))
             self._spent += _usd(self._up.pop(node_id), now_s)
-            if node_id not in alive and node_id in self._in_use:
-                announced = node_id in self._announced
-                events.append(NodeLost(time_s=now_s, node=node_id, announced=announced))
         for node_id in sorted((held & alive.keys()) - self._up.keys()):
             node = terms(alive[node_id], now_s, self._cost, self._catalogue)
             self._up[node_id] = node
             self._partial |= node.usd_per_hour is None
             records.append(node)
-        return records, events
+        return records, self._gone(alive.keys(), now_s)
+
+    def _gone(self, alive: AbstractSet[str], now_s: float) -> list[Event]:
+        """The cluster may know only when the next generation is at work without the node."""
+        gone = {*self._in_use, *self._before} - alive - self._lost
+        self._lost |= gone
+        return [
+            NodeLost(time_s=now_s, node=node, announced=node in self._announced)
+            for node in sorted(gone)
+        ]
 
     def usd(self, now_s: float) -> Decimal:
         """Dollars so far of this driver, for the nodes with a known price."""

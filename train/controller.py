@@ -6,7 +6,7 @@ One of each is built by the driver and travels into the controller's actor.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ebbtide.platform.ray_seam.decisions import NodeOffer
@@ -20,24 +20,30 @@ from ebbtide.train.retries import Retries, Verdict
 
 
 class Scaling:
-    """Answers the controller's question how many workers there should be."""
+    """Answers the controller's questions how many workers there should be, and where."""
 
     def __init__(self, run_uri: str, limits: Limits) -> None:
         self._run_uri, self._limits = run_uri, limits
         self._more_since_s: float | None = None
         self._noticed_s: float | None = None
         self._ended_attempt: int | None = None
+        self._first_seen_s: dict[str, float] = {}
+        self._offers: Sequence[Offer] = ()
+        self._placed: int | None = None
         self._handle: Any = None
 
     def to_start(self, nodes: Sequence[NodeOffer]) -> int | None:
         """The number of workers to start with; None to wait. No generation is running."""
         import ray
 
-        offers = _offers(nodes)
+        offers = self._see(nodes)
         self._tell(offers, ())
         self._more_since_s, self._noticed_s = None, None
         if time.time() < ray.get(self._desk().not_before.remote()):
             return None
+        standing: Standing | None = ray.get(self._desk().standing.remote())
+        if standing is not None:
+            offers = elastic.offers_to_start(offers, standing.running.nodes, self._limits)
         workers = elastic.workers_to_start(offers, self._limits)
         if workers is None:
             has = elastic.possible_workers(offers, self._limits)
@@ -51,7 +57,7 @@ class Scaling:
         standing: Standing | None = ray.get(self._desk().standing.remote())
         if standing is None or standing.attempt == self._ended_attempt:
             return None  # the ranks are not up yet
-        running, offers, now_s = standing.running, _offers(nodes), time.time()
+        running, offers, now_s = standing.running, self._see(nodes), time.time()
         if running.has_left:
             workers = self.to_start(nodes)
             if workers is not None:
@@ -64,9 +70,35 @@ class Scaling:
             self._desk().ask_to_leave.remote(standing.attempt, reason)
         return None
 
+    def to_place(self, workers: int) -> Sequence[str]:
+        """The nodes for the next generation; none if they were named before, and it did not start.
+
+        So what Ray and the rules see differently costs one try.
+        """
+        import ray
+
+        before, next_attempt = ray.get(self._desk().placed.remote())
+        if next_attempt == self._placed:
+            return []
+        self._placed = next_attempt
+        return elastic.place(self._offers, before, workers)
+
     def to_request(self, nodes: Sequence[NodeOffer]) -> int:
         """How many workers' worth of nodes to ask the cluster for."""
-        return self._limits.most + elastic.hidden_workers(_offers(nodes))
+        return self._limits.most + elastic.hidden_workers(_offers(nodes, ()))
+
+    def _see(self, nodes: Sequence[NodeOffer]) -> Sequence[Offer]:
+        now_s = time.monotonic()
+        self._first_seen_s = {
+            node.node_id: self._first_seen_s.get(node.node_id, now_s) for node in nodes
+        }
+        old = {
+            node
+            for node, seen_s in self._first_seen_s.items()
+            if now_s - seen_s >= elastic.WARM_PATIENCE_S
+        }
+        self._offers = _offers(nodes, old)
+        return self._offers
 
     def _notice(
         self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
@@ -91,7 +123,8 @@ class Scaling:
     def _growth(
         self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
     ) -> str | None:
-        possible = elastic.possible_workers(offers, self._limits)
+        ready = elastic.ready_offers(offers, running.nodes)
+        possible = elastic.possible_workers(ready, self._limits)
         if possible <= running.world_size:
             self._more_since_s = None
             return None
@@ -172,8 +205,15 @@ def _short(nodes: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(node[:8] for node in nodes)
 
 
-def _offers(nodes: Sequence[NodeOffer]) -> list[Offer]:
+def _offers(nodes: Sequence[NodeOffer], old: Collection[str]) -> list[Offer]:
     return [
-        Offer(node.node_id, node.workers, node.draining, node.reachable, node.deadline_s)
+        Offer(
+            node.node_id,
+            node.workers,
+            node.draining,
+            node.reachable,
+            node.deadline_s,
+            warm=node.warm or node.node_id in old,
+        )
         for node in nodes
     ]

@@ -41,9 +41,15 @@ class Standing:
 
 
 class Desk:
-    """``first_attempt`` is the number of attempts that earlier drivers of the run made."""
+    """``first_attempt`` is the number of attempts that earlier drivers of the run made.
 
-    def __init__(self, first_attempt: int = 0, skipped: Sequence[int] = ()) -> None:
+    ``placed`` are the nodes of the last one's ranks.
+    """
+
+    def __init__(
+        self, first_attempt: int = 0, skipped: Sequence[int] = (), placed: Sequence[str] = ()
+    ) -> None:
+        self._placed = tuple(placed)
         self._next_attempt = first_attempt
         self._standing: Standing | None = None
         self._leave: str | None = None
@@ -65,7 +71,7 @@ class Desk:
 
         ``runtime_env`` is Ray's text of the ranks' environment.
         """
-        self._runtime_env = runtime_env
+        self._runtime_env, self._placed = runtime_env, tuple(nodes)
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
         now_s = time.time()
         self._standing = Standing(attempt, Running(tuple(nodes), now_s, has_left=False))
@@ -109,6 +115,10 @@ class Desk:
         if standing is None:
             return None
         return Standing(standing.attempt, self._pace.measured(standing.running, time.time()))
+
+    def placed(self) -> tuple[tuple[str, ...], int]:
+        """The nodes of the newest generation's ranks, and the next attempt's number."""
+        return self._placed, self._next_attempt
 
     def ask_to_leave(self, attempt: int, reason: str) -> None:
         """Ask a generation to save and leave. Asking again changes nothing."""
@@ -168,7 +178,9 @@ def actor_name(run_uri: str) -> str:
     return f"run-{sha256(run_uri.encode())[:24]}"
 
 
-def open_desk(run_uri: str, first_attempt: int, skipped: Sequence[int]) -> Any:
+def open_desk(
+    run_uri: str, first_attempt: int, skipped: Sequence[int], placed: Sequence[str]
+) -> Any:
     """Start the desk of a run beside this driver; it ends with the driver.
 
     Raises ClusterError if another driver of this cluster has the run.
@@ -184,7 +196,7 @@ def open_desk(run_uri: str, first_attempt: int, skipped: Sequence[int]) -> Any:
         "scheduling_strategy": here,
     }
     try:
-        desk = ray.remote(Desk).options(**options).remote(first_attempt, skipped)
+        desk = ray.remote(Desk).options(**options).remote(first_attempt, skipped, placed)
         ray.get(desk.standing.remote())
     except ValueError as error:
         raise ClusterError(

@@ -1,16 +1,17 @@
 """When a run starts, leaves and resizes: pure decisions over what the cluster offers.
 
-Promises: workers are never placed by count on a node whose end is announced or that does not
-answer; a generation is left only for a reason that is named, and only if there is time to save;
-notices that come within a few seconds make one restart; growth is taken only when it has been
-possible for a while, the generation is not young, and the steps gained outweigh the pause. Acting
-on it is :mod:`ebbtide.train.controller`'s.
+Promises: workers are never placed on a node whose end is announced or that does not answer; a
+restart stays on the nodes that have the run's copies in memory, and a new node is taken only when
+its processes are warm; a generation is left only for a reason that is named, and only if there is
+time to save; notices that come within a few seconds make one restart; growth is taken only when it
+has been possible for a while, the generation is not young, and the steps gained outweigh the pause.
+Acting on it is :mod:`ebbtide.train.controller`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 NOTICE_WINDOW_S = 5.0
@@ -24,6 +25,9 @@ GROWTH_STABLE_S = 6.0
 
 GROWTH_INTERVAL_S = 15.0
 """A generation runs at least this long before it is left for growth."""
+
+WARM_PATIENCE_S = 60.0
+"""A node that has not become warm in so long is taken as it is."""
 
 GROWTH_GAIN = 1.05
 """So many times the steps must be expected with more workers, the pause counted in."""
@@ -47,13 +51,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """A node that is reserved for the run, and how many workers fit on it."""
+    """A node that is reserved for the run, and how many workers fit on it.
+
+    ``warm``: it has prepared processes of the run, or has had them to prepare for long.
+    """
 
     node_id: str
     workers: int
     draining: bool = False
     reachable: bool = True
     deadline_s: float | None = None
+    warm: bool = False
 
     @property
     def usable(self) -> bool:
@@ -92,6 +100,34 @@ def possible_workers(offers: Sequence[Offer], limits: Limits) -> int:
 def hidden_workers(offers: Sequence[Offer]) -> int:
     """How many workers fit on nodes that must not be used: so many more have to be asked for."""
     return sum(offer.workers for offer in offers if not offer.usable)
+
+
+def ready_offers(offers: Sequence[Offer], before: Collection[str]) -> list[Offer]:
+    """Those that ranks start on in seconds: it had ranks ``before``, or it is warm."""
+    return [offer for offer in offers if offer.warm or offer.node_id in before]
+
+
+def offers_to_start(
+    offers: Sequence[Offer], before: Collection[str], limits: Limits
+) -> Sequence[Offer]:
+    """What a restart may use: what is ready or, if that is too little, everything."""
+    ready = ready_offers(offers, before)
+    return offers if workers_to_start(ready, limits) is None else ready
+
+
+def place(offers: Sequence[Offer], before: Collection[str], workers: int) -> list[str]:
+    """The nodes for so many workers: those that had ranks ``before``, then warm ones, then others.
+
+    No more nodes than are needed; none if they do not have the room.
+    """
+    chosen: list[str] = []
+    usable = [offer for offer in offers if offer.usable and offer.workers]
+    for offer in sorted(usable, key=lambda o: (o.node_id not in before, not o.warm, o.node_id)):
+        if workers <= 0:
+            break
+        chosen.append(offer.node_id)
+        workers -= offer.workers
+    return chosen if workers <= 0 else []
 
 
 def workers_to_start(offers: Sequence[Offer], limits: Limits) -> int | None:
@@ -154,7 +190,7 @@ def growth_gain(running: Running, possible: int, limits: Limits) -> float:
 def growth_is_due(running: Running, now_s: float, more_since_s: float | None) -> bool:
     """Whether more workers have been possible for long enough, and the generation is not young.
 
-    ``more_since_s`` is since when more workers have been possible than are running, warm ones.
+    ``more_since_s`` is since when more workers have been possible than are running.
     """
     stable = more_since_s is not None and now_s - more_since_s >= GROWTH_STABLE_S
     return stable and now_s - running.began_s >= GROWTH_INTERVAL_S

@@ -31,6 +31,7 @@ class AttemptHistory:
     attempt: int
     world_size: int
     began_s: float
+    nodes: tuple[str, ...] = ()
     first_step: int | None = None
     last_step: int | None = None
     ended: str | None = None
@@ -59,6 +60,11 @@ class History:
     def next_attempt(self) -> int:
         """The first attempt number that has not been used."""
         return 1 + max((each.attempt for each in self.attempts), default=-1)
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt's ranks."""
+        return self.attempts[-1].nodes if self.attempts else ()
 
     @property
     def last(self) -> Step | None:
@@ -91,7 +97,9 @@ class History:
                 self._end("failure")
                 self._asked = None
                 self._recent = []
-                self.attempts.append(AttemptHistory(event.attempt, event.world_size, event.time_s))
+                self.attempts.append(
+                    AttemptHistory(event.attempt, event.world_size, event.time_s, event.nodes)
+                )
             case Step():
                 self._step(event)
             case Validation():

@@ -148,7 +148,7 @@ def _open(
     from ebbtide.train.desk import open_desk
     from ebbtide.train.driver import Driver
 
-    desk = open_desk(config.run_uri, history.next_attempt, history.skipped)
+    desk = open_desk(config.run_uri, history.next_attempt, history.skipped, history.placed)
     started = Started(time_s=clock.time(), steps=config.steps)
     with (
         EventLog(run, session=history.sessions) as log,
@@ -179,7 +179,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     from ebbtide.platform.ray_seam import output
     from ebbtide.platform.ray_seam.train import ElasticTrainer
     from ebbtide.platform.ray_seam.train_policies import rank_errors
-    from ebbtide.platform.ray_seam.workers import hook_environment
+    from ebbtide.platform.ray_seam.workers import forget_prepared, hook_environment
     from ebbtide.train.controller import Judge, Scaling
     from ebbtide.train.elastic import Limits
     from ebbtide.train.failures import classify, to_raise
@@ -211,9 +211,11 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
         try:
             with output.plain():
                 trainer.fit()
+            forget_prepared()
         except RayError as error:
             raise ClusterError(f"the connection to the cluster was lost: {error}") from error
         except TrainingFailedError as error:
+            forget_prepared()
             errors = rank_errors(error)
             if not errors:
                 raise TrainingError(f"training failed: {error}") from error

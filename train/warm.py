@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 
-from ebbtide.platform.ray_seam.workers import RANK_MODULE
+from ebbtide.platform.ray_seam.workers import RANK_MODULE, announce_prepared
 
 logger = logging.getLogger(__name__)
 
@@ -36,3 +36,4 @@ def warm() -> None:
             importlib.import_module(name)
         except Exception:
             logger.warning("%s cannot be imported ahead of time", name, exc_info=True)
+    announce_prepared()

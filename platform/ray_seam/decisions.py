@@ -20,6 +20,7 @@ class NodeOffer:
     """A node that Ray reserves for the run, and how many workers fit on it.
 
     ``deadline_s`` is when a draining node is to be taken away (epoch seconds), if that is known.
+    ``warm``: processes of the run have been prepared there.
     """
 
     node_id: str
@@ -27,16 +28,20 @@ class NodeOffer:
     draining: bool = False
     reachable: bool = True
     deadline_s: float | None = None
+    warm: bool = False
 
 
 class Scaling(Protocol):
-    """Decides how many workers there are."""
+    """Decides how many workers there are, and on which nodes."""
 
     def to_start(self, nodes: Sequence[NodeOffer]) -> int | None:
         """How many workers to start, no group running; None to ask again in half a second."""
 
     def to_resize(self, nodes: Sequence[NodeOffer]) -> int | None:
         """How many to go on with; None to leave the group alone. The group is killed at once."""
+
+    def to_place(self, workers: int) -> Sequence[str]:
+        """The nodes (ids) that a group of so many is started on; none: wherever there is room."""
 
     def to_request(self, nodes: Sequence[NodeOffer]) -> int:
         """How many workers' resources to reserve, and to ask the cluster's autoscaler for."""

@@ -1,9 +1,9 @@
 """Ray Train's ``TorchTrainer``, made elastic and quick to recover.
 
 :class:`ElasticTrainer` has the two decisions of Ray's controller taken by objects of ours (how many
-workers, and whether to go on after a failure), with settings that recover in seconds, and with
-workers that are killed, not asked, when a group is ended. Ray's own watcher of preemptions is off:
-it would wait for the deadline of a notice before restarting.
+workers there are and where, and whether to go on after a failure), with settings that recover in
+seconds, and with workers that are killed, not asked, when a group is ended. Ray's own watcher of
+preemptions is off: it would wait for the deadline of a notice before restarting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ebbtide.platform import signals
 from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.ray_seam.decisions import Judge, Scaling
-from ebbtide.platform.ray_seam.train_policies import ElasticPolicy, JudgingPolicy
+from ebbtide.platform.ray_seam.train_policies import ElasticPolicy, JudgingPolicy, PlaceRanks
 
 _ABORT_TIMEOUT_S = 20.0
 _TICK_S = 0.5
@@ -51,7 +51,14 @@ class _KilledTorchConfig(TorchConfig):  # type: ignore[misc]  # untyped base
 
 
 class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
-    """Ray's controller, which while it waits for nodes would spin without ever listening."""
+    """Ray's controller, with ranks placed by ours, and a pause where it would spin for nodes."""
+
+    def __init__(
+        self, *, scaling_policy: ElasticPolicy, callbacks: list[Any], **others: Any
+    ) -> None:
+        # one object decides on number and place: two arguments would be two copies
+        callbacks = [*callbacks, PlaceRanks(scaling_policy.scaling)]
+        super().__init__(scaling_policy=scaling_policy, callbacks=callbacks, **others)
 
     async def _step(self) -> Any:
         before = self.get_state()

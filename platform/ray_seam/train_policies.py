@@ -1,7 +1,8 @@
 """The two decisions of Ray Train's controller, handed to objects of ours.
 
-How many workers there are is decided by a :class:`~ebbtide.platform.ray_seam.decisions.Scaling`,
-whether a run goes on after a failure by a ``Judge``. Promises: neither hears of Ray's own types.
+How many workers there are, and where, is decided by a
+:class:`~ebbtide.platform.ray_seam.decisions.Scaling`, whether a run goes on after a failure by a
+``Judge``. Promises: neither hears of Ray's own types.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray._raylet import RAY_NODE_ID_KEY  # type: ignore[attr-defined]  # compiled
 from ray.train import (
     ControllerError,
     FailureConfig,
@@ -24,6 +26,7 @@ from ray.train.v2._internal.exceptions import (
     WorkerHealthCheckFailedError,
     WorkerHealthCheckTimeoutError,
 )
+from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
@@ -33,6 +36,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 
 from ebbtide.platform.ray_seam.decisions import Judge, NodeOffer, ProcessLost, Scaling
 from ebbtide.platform.ray_seam.state import draining_nodes, unreachable_nodes
+from ebbtide.platform.ray_seam.workers import prepared_workers
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
 
     def __init__(self, scaling_config: ScalingConfig, scaling: Scaling) -> None:
         super().__init__(scaling_config)
-        self._scaling = scaling
+        self.scaling = scaling
         self._requested: int = scaling_config.max_workers
 
     def _get_num_workers_for_resource_request(self) -> int:
@@ -56,13 +60,13 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         self._maybe_send_resource_request()
-        return self._decision(self._scaling.to_start(self._offers(probe=True)))
+        return self._decision(self.scaling.to_start(self._offers(probe=True)))
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
         self._maybe_send_resource_request()
-        return self._decision(self._scaling.to_resize(self._offers(probe=False)))
+        return self._decision(self.scaling.to_resize(self._offers(probe=False)))
 
     def _decision(self, workers: int | None) -> ScalingDecision:
         return NoopDecision() if workers is None else self._get_resize_decision(workers)
@@ -71,6 +75,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
         reserved = self._reserved()
         draining = draining_nodes()
         unreachable = unreachable_nodes(list(reserved)) if probe else set()
+        prepared = prepared_workers()
         offers = [
             NodeOffer(
                 node_id,
@@ -78,6 +83,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
                 node_id in draining,
                 node_id not in unreachable,
                 draining.get(node_id),
+                warm=node_id in prepared,
             )
             for node_id, resources in reserved.items()
         ]
@@ -87,7 +93,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
             for node_id, deadline_s in draining.items()
             if node_id not in reserved
         ]
-        wanted = self._scaling.to_request(offers)
+        wanted = self.scaling.to_request(offers)
         if wanted != self._requested:
             self._requested = wanted
             self._send_resource_request()
@@ -102,6 +108,19 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
         except ray.exceptions.RayError as error:
             logger.warning("the cluster's resources cannot be asked for: %s", error)
             return {}
+
+
+class PlaceRanks(ControllerCallback):  # type: ignore[misc]  # untyped base
+    """Has a group started on the nodes that :class:`Scaling` names."""
+
+    def __init__(self, scaling: Scaling) -> None:
+        self._scaling = scaling
+
+    def on_controller_start_worker_group(
+        self, *, scaling_config: ScalingConfig, num_workers: int
+    ) -> dict[str, str] | None:
+        nodes = self._scaling.to_place(num_workers)
+        return {RAY_NODE_ID_KEY: f"in({','.join(nodes)})"} if nodes else None
 
 
 class JudgingPolicy(FailurePolicy):  # type: ignore[misc]  # untyped base

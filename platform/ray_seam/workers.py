@@ -5,6 +5,9 @@ Promises: preparing a worker is never needed, it only makes the start of an acto
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+
 import grpc  # type: ignore[import-untyped]  # no stubs
 import ray
 from ray._private.grpc_utils import init_grpc_channel
@@ -21,6 +24,7 @@ from ray._private.ray_constants import (
 from ray.core.generated.common_pb2 import Language
 from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+from ray.experimental import internal_kv
 
 from ebbtide.platform.errors import ClusterError
 
@@ -28,6 +32,7 @@ RANK_MODULE = "ray.train.v2._internal.execution.worker_group.worker"
 """Where Ray Train has the actor class of its ranks; importing it takes a worker seconds."""
 
 _PRESTART_TIMEOUT_S = 10.0
+_PREPARED = "ebbtide-prepared"
 _KEEP_PRESTARTED_S = 7 * 24 * 3600
 _NOT_BUSY = (
     WORKER_PROCESS_TYPE_IDLE_WORKER,
@@ -77,3 +82,24 @@ def prestart_workers(node_id: str, count: int, runtime_env: str) -> None:
         raise ClusterError(
             f"node {node_id}: no worker is started ahead: {error.details()}"
         ) from error
+
+
+def announce_prepared() -> None:
+    """Tell the job that this worker process has done what was to be done before its first task."""
+    node_id = ray.get_runtime_context().get_node_id()
+    internal_kv._internal_kv_put(f"{_prepared()}{node_id}/{os.getpid()}", b"", namespace=_PREPARED)
+
+
+def prepared_workers() -> Counter[str]:
+    """How many processes of this job have been prepared on each node, by its id; also used ones."""
+    keys = internal_kv._internal_kv_list(_prepared(), namespace=_PREPARED)
+    return Counter(key.decode().split("/")[1] for key in keys)
+
+
+def forget_prepared() -> None:
+    """The job is at its end, and with it its processes."""
+    internal_kv._internal_kv_del(_prepared(), del_by_prefix=True, namespace=_PREPARED)
+
+
+def _prepared() -> str:
+    return f"{ray.get_runtime_context().get_job_id()}/"

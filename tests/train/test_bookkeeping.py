@@ -111,6 +111,18 @@ def test_a_node_that_was_announced_stays_the_runs_until_it_is_gone() -> None:
     assert events == [NodeLost(time_s=130.0, node="b", announced=True)]
 
 
+def test_a_node_that_is_known_to_be_lost_only_after_the_restart_is_told_once() -> None:
+    book = books()
+    book.follow([began(0, 100.0, "a", "b")])
+    book.see(["a", "b"], nodes("a", "b"), set(), 100.0)
+    assert book.see(["a"], nodes("a", "b"), set(), 110.0)[1] == []
+    book.follow([began(1, 111.0, "a")])
+    lost = NodeLost(time_s=112.0, node="b", announced=False)
+    assert book.see(["a"], nodes("a"), set(), 112.0)[1] == [lost]
+    book.follow([began(2, 113.0, "a")])
+    assert book.see(["a"], nodes("a"), set(), 114.0)[1] == []
+
+
 def test_a_node_that_is_given_back_is_not_lost() -> None:
     book = books()
     book.follow([began(0, 100.0, "a")])

@@ -14,7 +14,7 @@ from ebbtide.platform.ray_seam.decisions import NodeOffer, ProcessLost
 from ebbtide.train import controller
 from ebbtide.train.controller import Judge, Scaling
 from ebbtide.train.desk import Desk
-from ebbtide.train.elastic import NOTICE_WINDOW_S, Limits
+from ebbtide.train.elastic import NOTICE_WINDOW_S, WARM_PATIENCE_S, Limits
 from ebbtide.train.events import Failed, LeaveAsked, Notice, Remark, Skipped, Waiting
 from ebbtide.train.failures import PeerLost, UserCrash
 from tests.train.test_events import step
@@ -48,7 +48,12 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def offer(
     name: str, *, draining: bool = False, reachable: bool = True, deadline_s: float | None = None
 ) -> NodeOffer:
-    return NodeOffer(name, 1, draining or deadline_s is not None, reachable, deadline_s)
+    draining = draining or deadline_s is not None
+    return NodeOffer(name, 1, draining, reachable, deadline_s, warm=True)
+
+
+def cold(name: str) -> NodeOffer:
+    return NodeOffer(name, 1)
 
 
 def test_too_few_workers_are_told_and_waited_for(desk: Desk) -> None:
@@ -135,6 +140,61 @@ def test_growth_that_is_not_worth_it_is_said_once(
         scaling.to_resize([offer(name) for name in "abcd"])
     events = desk.take()[0]
     assert [event.kind for event in events] == ["remark"]
+
+
+def test_a_new_node_is_grown_onto_when_it_is_warm(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = Scaling("run", Limits(1, 3))
+    desk.begin(["a", "b"])
+    desk.take()
+    now_s = time.time() + 100.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+
+    def asked(third: NodeOffer) -> int:
+        scaling.to_resize([offer("a"), offer("b"), third])
+        return sum(isinstance(event, LeaveAsked) for event in desk.take()[0])
+
+    for _ in range(2):
+        assert asked(cold("c")) == 0
+        now_s += 20.0
+    assert asked(offer("c")) == 0  # warm from now on
+    now_s += 20.0
+    assert asked(offer("c")) == 1
+
+
+def test_a_node_that_does_not_become_warm_is_taken_in_the_end(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = Scaling("run", Limits(1, 3))
+    desk.begin(["a"])
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    assert scaling.to_start([cold("a"), cold("b")]) == 1
+    now_s += WARM_PATIENCE_S
+    assert scaling.to_start([cold("a"), cold("b"), cold("c")]) == 2
+
+
+def test_a_restart_is_placed_where_the_copies_are(desk: Desk) -> None:
+    scaling = Scaling("run", Limits(1, 3))
+    assert scaling.to_start([cold(name) for name in "abc"]) == 3
+    assert scaling.to_place(3) == ["a", "b", "c"]
+    desk.begin(["b", "c", "d"])
+    left = [cold("a"), cold("b"), offer("c", reachable=False), cold("d"), cold("e")]
+    assert scaling.to_start(left) == 2
+    assert scaling.to_place(2) == ["b", "d"]
+    assert scaling.to_place(2) == []  # Ray has not found the place
+
+
+def test_a_new_driver_starts_where_the_last_ones_ranks_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(first_attempt=3, placed=("c", "d"))
+    monkeypatch.setattr(controller, "find_desk", lambda _: Remote(desk))
+    monkeypatch.setattr(ray, "get", lambda value, **_: value)
+    scaling = Scaling("run", Limits(1, 2))
+    assert scaling.to_start([cold(name) for name in "abcd"]) == 2
+    assert scaling.to_place(2) == ["c", "d"]
 
 
 def test_a_generation_that_has_left_is_resized_once(desk: Desk) -> None:

@@ -75,6 +75,30 @@ def test_the_coordinator_recomputes_when_asked() -> None:
     PINS.says(f"{INTERNAL}.execution.scaling_policy.scaling_policy", "_autoscaling_coordinator")
 
 
+def test_a_group_is_started_on_the_nodes_that_are_named() -> None:
+    callback = f"{INTERNAL}.execution.callback:ControllerCallback"
+    method = f"{callback}.on_controller_start_worker_group"
+    PINS.takes(method, "self", "scaling_config", "num_workers", others=False)
+    PINS.says(f"{INTERNAL}.execution.controller.controller", "on_controller_start_worker_group")
+    PINS.says(
+        f"{INTERNAL}.execution.worker_group.worker_group",
+        "bundle_label_selector=worker_group_context.label_selector",
+    )
+    key = PINS.find("ray._raylet:RAY_NODE_ID_KEY")
+    place = PINS.own("PlaceRanks")(_Placing())
+    assert isinstance(place, PINS.find(callback))
+    selected = [
+        place.on_controller_start_worker_group(scaling_config=None, num_workers=workers)
+        for workers in (2, 9)
+    ]
+    assert selected == [{key: "in(a,b)"}, None]
+
+
+class _Placing:
+    def to_place(self, workers: int) -> list[str]:
+        return ["a", "b"] if workers == 2 else []
+
+
 def test_the_controller_asks_after_a_failure_through_one_method() -> None:
     policy = f"{INTERNAL}.execution.failure_handling:FailurePolicy"
     PINS.takes(f"{policy}.make_decision", "self", "training_failed_error", others=False)

@@ -38,3 +38,10 @@ def test_busy_workers_are_told_from_idle_ones_and_from_rays_own_processes() -> N
         assert not is_busy_worker(title), title
     for title in ("ray::DELETE_RestoreWorker", "ray::DashboardAgent", "ray::RuntimeEnvAgent"):
         assert not is_busy_worker(title), title
+
+
+def test_a_worker_can_say_that_it_is_prepared() -> None:
+    store = "ray.experimental.internal_kv"
+    PINS.takes(f"{store}:_internal_kv_put", "key", "value", "namespace")
+    PINS.takes(f"{store}:_internal_kv_list", "prefix", "namespace")
+    PINS.takes(f"{store}:_internal_kv_del", "key", "del_by_prefix", "namespace")
