@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 _TRACKER = b"multiprocessing.resource_tracker"
-_TRACKER_TIMEOUT_S = 5.0
+_TRACKER_TIMEOUT_S = 60.0
+_SEGMENTS = "/dev/shm/psm_"
 _POLL_S = 0.01
 
 
@@ -45,12 +46,15 @@ def signal_all(session: int, number: int) -> bool:
 
 
 def kill_all(session: int) -> None:
-    """SIGKILL every process of a session until none is left.
+    """SIGKILL every process of a session until none is left, and remove their shared memory.
 
     Those that track the shared memory of others (Python's multiprocessing) end by themselves when
-    the others have, and remove what these left in /dev/shm; they are killed if they do not.
+    the others have, and remove what these left in /dev/shm; they are killed only if a process
+    outside of the session keeps them waiting for a minute. What a process was killed too early to
+    tell a tracker of is removed here, unless a process outside has it open.
     """
     deadline_s = None
+    segments: set[str] = set()
     while alive := processes(session):
         others = [pid for pid in alive if not _is_tracker(pid)]
         if not others:
@@ -58,8 +62,25 @@ def kill_all(session: int) -> None:
             others = alive if time.monotonic() > deadline_s else []
             time.sleep(_POLL_S)
         for pid in others:
+            segments |= _open_segments(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    if left := {name for name in segments if os.path.exists(name)}:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                left -= _open_segments(int(entry.name))
+        for name in left:
+            Path(name).unlink(missing_ok=True)
+
+
+def _open_segments(pid: int) -> set[str]:
+    """Segments of Python's multiprocessing whose descriptors a process has open, as each keeps."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(entry.path))
+    return {name for name in found if name.startswith(_SEGMENTS)}
 
 
 def _is_tracker(pid: int) -> bool:

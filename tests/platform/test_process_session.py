@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 from ebbtide.platform import process_session
@@ -59,3 +60,45 @@ def test_the_shared_memory_of_what_is_killed_is_removed() -> None:
     leader.stdout.close()
     assert not Path("/dev/shm", name).exists()
     assert process_session.processes(leader.pid) == []
+
+
+UNTRACKED = """
+import time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda name, kind: None  # as if killed before it
+segment = shared_memory.SharedMemory(create=True, size=100)
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_shared_memory_that_no_tracker_knows_is_removed() -> None:
+    command = [sys.executable, "-c", UNTRACKED]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    name = leader.stdout.readline().decode().strip()
+    process_session.kill(leader)
+    leader.stdout.close()
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_shared_memory_of_others_is_left_alone() -> None:
+    ours = SharedMemory(create=True, size=100)
+    try:
+        attach = f"""
+import time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda name, kind: None
+segment = shared_memory.SharedMemory(name={ours.name!r})
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+        command = [sys.executable, "-c", attach]
+        leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        assert leader.stdout is not None and leader.stdout.readline().decode().strip() == ours.name
+        process_session.kill(leader)
+        leader.stdout.close()
+        assert Path("/dev/shm", ours.name).exists()
+    finally:
+        ours.close()
+        ours.unlink()

@@ -1,4 +1,4 @@
-"""Segments are removed although their makers are killed with all their children, as by Ray."""
+"""Segments are removed although their makers are killed as Ray kills: children and group first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 REPLICA = """
-import multiprocessing, time
+import multiprocessing, os, time
 from multiprocessing.shared_memory import SharedMemory
 from ebbtide.serve.shared_memory import detach_tracker
 
 def engine(pipe):
+    os.setpgid(0, 0)
     segment = SharedMemory(create=True, size=100)
     pipe.send(segment.name)
     time.sleep(600)
@@ -31,7 +32,8 @@ if __name__ == "__main__":
 """
 
 
-def test_segments_go_with_a_replica_that_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_segments_go_when_an_engine_outlives_its_replica_and_the_group(tmp_path: Path) -> None:
+    """Ray kills a replica, its children and its group while an engine is still about to end."""
     script = tmp_path / "replica.py"
     script.write_text(REPLICA)
     replica = subprocess.Popen(
@@ -39,16 +41,17 @@ def test_segments_go_with_a_replica_that_is_killed_with_its_children(tmp_path: P
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        process_group=0,
     )
     assert replica.stdout is not None
     segments = [Path("/dev/shm", name) for name in replica.stdout.readline().split()]
     assert len(segments) == 2 and all(segment.exists() for segment in segments)
-    family = [*psutil.Process(replica.pid).children(), psutil.Process(replica.pid)]
-    assert not any("resource_tracker" in " ".join(each.cmdline()) for each in family)
-    for process in family:
-        process.send_signal(signal.SIGKILL)
-    replica.communicate()
-    deadline_s = time.monotonic() + 10
+    (engine,) = psutil.Process(replica.pid).children()
+    os.killpg(replica.pid, signal.SIGKILL)
+    replica.wait()
+    engine.kill()
+    replica.stdout.close()
+    deadline_s = time.monotonic() + 60
     while any(segment.exists() for segment in segments):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
