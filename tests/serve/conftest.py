@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 
 from ebbtide.platform import node_memory
@@ -43,6 +45,16 @@ class Endpoint:
 def shared_memory() -> set[str]:
     """The names of the machine's shared memory segments, but for copies of training runs."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(node_memory.PREFIX)}
+
+
+def engines(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those among the processes that are vLLM's, some of which may be ending just now."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("VLLM::"):
+                found.append(process)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebbtide.platform.ports import free_run
-from tests.serve.conftest import MODEL_NAME, Endpoint
+from tests.serve.conftest import MODEL_NAME, Endpoint, engines
 from tests.serve.tiny_model import MAX_MODEL_LEN, SYMBOLS, corpus, one_thread
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -269,8 +269,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 def workers(endpoint: Endpoint) -> list[psutil.Process]:
     """The engines' processes."""
-    family = psutil.Process(endpoint.process.pid).children(recursive=True)
-    return [process for process in family if process.name().startswith("VLLM::")]
+    return engines(psutil.Process(endpoint.process.pid).children(recursive=True))
 
 
 def test_the_workers_are_not_to_be_reached_from_outside(endpoint: Endpoint) -> None:

@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped]  # its stubs are a package of thei
 import pytest
 
 from ebbtide.platform.ports import free_run
-from tests.serve.conftest import shared_memory
+from tests.serve.conftest import engines, shared_memory
 from tests.serve.tiny_model import MAX_MODEL_LEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -68,7 +68,7 @@ class Starting:
             time.sleep(0.1)
 
     def has_engine(self) -> bool:
-        return any(process.name().startswith("VLLM::") for process in self.family())
+        return bool(engines(self.family()))
 
     def assert_nothing_is_left(self) -> None:
         assert self.process.stdout is not None and self.process.stdout.read() == b""
