@@ -22,7 +22,7 @@ from boto3.exceptions import Boto3Error, S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 
 from ebbtide.platform.errors import AccessError, AlreadyExists, EbbtideError, NotFound, StorageError
-from ebbtide.platform.storage import Listing, ObjectInfo, check_key
+from ebbtide.platform.storage import Listing, ObjectInfo, Upload, Uploads, check_key
 
 _MAX_ATTEMPTS = 6
 _CONNECT_TIMEOUT_S = 5
@@ -40,7 +40,7 @@ _ACCESS = {
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the region is wrong; set AWS_REGION",
 }
-_MISSING = {"NoSuchKey", "404", "NotFound"}
+_MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _LOST = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 _SETTINGS: dict[type[Exception], str] = {
     botocore.exceptions.ProfileNotFound: "correct or unset AWS_PROFILE",
@@ -205,6 +205,27 @@ class S3Storage:
     def delete(self, key: str) -> None:
         with self._mapped(f"delete {key}"):
             _client().delete_object(Bucket=self._bucket, Key=self._key(key))
+
+    def uploads(self, prefix: str = "") -> Uploads:
+        root = f"{self._prefix}/" if self._prefix else ""
+        found = []
+        with self._mapped("list the uploads (s3:ListBucketMultipartUploads)"):
+            pages = _client().get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=root + prefix):
+                for entry in page.get("Uploads", []):
+                    key = entry["Key"].removeprefix(root)
+                    begun_s = entry["Initiated"].timestamp()
+                    found.append(Upload(key, begun_s, entry["UploadId"]))
+        return found
+
+    def abort(self, upload: Upload) -> None:
+        try:
+            with self._mapped(f"abort the upload of {upload.key} (s3:AbortMultipartUpload)"):
+                _client().abort_multipart_upload(
+                    Bucket=self._bucket, Key=self._key(upload.key), UploadId=upload.id
+                )
+        except NotFound:
+            return
 
     def child(self, prefix: str) -> S3Storage:
         return S3Storage(self._bucket, self._key(prefix.rstrip("/")))

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -30,6 +30,21 @@ class ObjectInfo:
 
 
 Listing = list[ObjectInfo]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload that was begun (epoch seconds) and is not finished; no reader sees it.
+
+    It is at work, or what a killed process has left. ``id`` tells uploads of one key apart.
+    """
+
+    key: str
+    begun_s: float
+    id: str
+
+
+Uploads = list[Upload]
 
 
 class Storage(Protocol):
@@ -62,6 +77,12 @@ class Storage(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
+
+    def uploads(self, prefix: str = "") -> Uploads:
+        """Every unfinished upload whose key starts with ``prefix``."""
+
+    def abort(self, upload: Upload) -> None:
+        """Drop an unfinished upload and its bytes; one that is over meanwhile is no error."""
 
     def child(self, prefix: str) -> Storage:
         """The storage whose root is ``prefix`` under this one."""
@@ -118,6 +139,9 @@ def probe(storage: Storage) -> None:
         storage.delete(key)
 
 
+_STAGED = ".staged-"
+
+
 class LocalStorage:
     """Objects as files under a directory, which is created at the first put."""
 
@@ -146,7 +170,7 @@ class LocalStorage:
     def _staged(self, target: Path) -> Iterator[Path]:
         """A temporary file beside ``target`` that is gone afterwards, whatever happens."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".staged-", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=_STAGED, dir=target.parent)
         os.close(handle)
         staged = Path(name)
         try:
@@ -204,17 +228,29 @@ class LocalStorage:
             return self._path(key).stat().st_size
 
     def list(self, prefix: str = "") -> Listing:
+        return [info for info, is_staged in self._files(prefix) if not is_staged]
+
+    def uploads(self, prefix: str = "") -> Uploads:
+        staged = [info for info, is_staged in self._files(prefix) if is_staged]
+        return [Upload(info.key, info.modified_s, info.key) for info in staged]
+
+    def abort(self, upload: Upload) -> None:
+        self.delete(upload.id)
+
+    def _files(self, prefix: str) -> Sequence[tuple[ObjectInfo, bool]]:
+        """Every file of a key with that prefix, sorted by key, and whether it is a staged one."""
         found = []
         with self._mapped("list"):
             for folder, _, names in os.walk(self._root):
                 for name in names:
                     path = Path(folder, name)
                     key = path.relative_to(self._root).as_posix()
-                    if key.startswith(prefix) and not name.startswith(".staged-"):
+                    if key.startswith(prefix):
                         with contextlib.suppress(FileNotFoundError):  # deleted since the walk
                             stat = path.stat()
-                            found.append(ObjectInfo(key, stat.st_size, stat.st_mtime))
-        return sorted(found, key=lambda info: info.key)
+                            info = ObjectInfo(key, stat.st_size, stat.st_mtime)
+                            found.append((info, name.startswith(_STAGED)))
+        return sorted(found, key=lambda each: each[0].key)
 
     def delete(self, key: str) -> None:
         path = self._path(key)

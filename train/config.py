@@ -97,11 +97,15 @@ class ValidationConfig(Config):
 class CheckpointConfig(Config):
     """Save every N steps (and always after the last one); keep the newest ``keep_last``.
 
-    ``memory``: between saves, keep copies in the memory of the ranks' nodes and of their peers'.
+    ``keep_best``: keep the one of the lowest validation loss, too. ``grace_s``: what a killed
+    attempt has left unfinished is removed when nothing was added to it for that long. ``memory``:
+    between saves, keep copies in the memory of the ranks' nodes and of their peers'.
     """
 
     every_steps: Positive = 50
     keep_last: Positive = 3
+    keep_best: bool = True
+    grace_s: Annotated[float, Field(ge=0)] = 600
     memory: bool = True
 
 

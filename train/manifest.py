@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,7 @@ TRAIN_CONFIG = "train.yaml"
 MODEL_CONFIG = "config.json"
 
 FOLDER = "checkpoints"
+_PIN = "pinned"
 _NAME = re.compile(rf"{FOLDER}/(step-(\d+)-[0-9a-f]+)/(.+)")
 
 
@@ -72,7 +73,11 @@ State = Literal["complete", "incomplete", "corrupt"]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint of a listing; ``problem`` says why it is not complete."""
+    """One checkpoint of a listing; ``problem`` says why it is not complete.
+
+    ``is_pinned``: a person wants it kept. ``written_s`` is when it was last written to, by the
+    storage's clock.
+    """
 
     step: int
     uri: str
@@ -81,6 +86,8 @@ class CheckpointInfo:
     time_s: float
     validation_loss: float | None = None
     problem: str | None = None
+    is_pinned: bool = False
+    written_s: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:
@@ -130,6 +137,26 @@ def list_checkpoints(run: Storage) -> list[CheckpointInfo]:
     return sorted(infos, key=lambda info: (info.step, info.state == "complete"), reverse=True)
 
 
+def name_of_key(key: str) -> str | None:
+    """The name of the checkpoint that a key under a run's root belongs to, if any."""
+    match = _NAME.fullmatch(key)
+    return match[1] if match else None
+
+
+def pin(run: Storage, info: CheckpointInfo, *, is_pinned: bool = True) -> None:
+    """Keep a complete checkpoint for good, or no longer. Raises CheckpointError if it is gone."""
+    checkpoint = run.child(f"{FOLDER}/{info.name}")
+    if not is_pinned:
+        checkpoint.delete(_PIN)
+        return
+    checkpoint.put(_PIN, b"")
+    try:  # the run may have deleted it meanwhile
+        read_manifest(checkpoint)
+    except NotFound as error:
+        checkpoint.delete(_PIN)
+        raise CheckpointError(f"{checkpoint.uri} was deleted meanwhile; pin another") from error
+
+
 def newest(run: Storage) -> CheckpointInfo | None:
     """The complete checkpoint of the highest step, or None."""
     return next((info for info in list_checkpoints(run) if info.state == "complete"), None)
@@ -138,13 +165,16 @@ def newest(run: Storage) -> CheckpointInfo | None:
 def _inspect(run: Storage, name: str, objects: Sequence[ObjectInfo]) -> CheckpointInfo:
     prefix = f"{FOLDER}/{name}"
     sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in objects}
+    written_s = max(info.modified_s for info in objects)
     seen = CheckpointInfo(
         step=int(name.split("-")[1]),
         uri=f"{run.uri}/{prefix}",
         state="incomplete",
         size_bytes=sum(sizes.values()),
-        time_s=max(info.modified_s for info in objects),
+        time_s=written_s,
         problem=f"has no {MANIFEST}",
+        is_pinned=_PIN in sizes,
+        written_s=written_s,
     )
     if MANIFEST not in sizes:
         return seen

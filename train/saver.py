@@ -53,11 +53,9 @@ class Saver:
         self,
         checkpoints: Checkpoints,
         state: Mapping[str, Tensor],
-        keep_last: int,
         memory: PeerMemory | None = None,
     ) -> None:
-        self._checkpoints, self._keep_last = checkpoints, keep_last
-        self._state = state
+        self._checkpoints, self._state = checkpoints, state
         self._folder = memory.folder if memory is not None else None
         self._memory = memory if memory is not None and memory.open() else None
         self._keeper = Keeper(self._memory) if self._memory is not None else None
@@ -165,10 +163,18 @@ class Saver:
                 self._group,
             )
             if dist.get_rank() == 0:
-                retention.collect(self._checkpoints.run, info, self._keep_last)
+                self._collect(info)
             self._outcomes.append(Saved(info, time.monotonic() - start_s))
         except Exception as error:
             self._outcomes.append(error)
+
+    def _collect(self, committed: CheckpointInfo) -> None:
+        """Remove what is of no more use; of a finished run, all that is not finished."""
+        config = self._checkpoints.config
+        keep = config.checkpoint
+        if committed.step == config.steps:
+            keep = keep.model_copy(update={"grace_s": 0.0})
+        retention.collect(self._checkpoints.run, committed, keep)
 
 
 def _like(part: Tensor, tensor: Tensor) -> Tensor:

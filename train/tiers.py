@@ -75,4 +75,4 @@ def open_saver(
     if nodes:
         token, job = checkpoints.token, checkpoints.job
         memory = PeerMemory(checkpoints.run.uri, nodes, state, token, job)
-    return Saver(checkpoints, state, checkpoints.config.checkpoint.keep_last, memory)
+    return Saver(checkpoints, state, memory)

@@ -21,7 +21,7 @@ from ebbtide.train.manifest import CheckpointManifest, FileEntry
 def run(tmp_path: Path) -> Path:
     """A run whose steps 1 and 2 are complete, and of whose step 3 there is a shard."""
     storage = open_storage(str(tmp_path))
-    for step in (1, 2):
+    for step, loss in ((1, 1.5), (2, 2.5)):
         checkpoint = storage.child(manifest.checkpoint_key(step, "aa"))
         data = b"tensor %d" % step
         checkpoint.put("__0_0.distcp", data)
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
                 config_sha256="",
                 dataset_sha256="",
                 tokens_seen=10,
-                validation_loss=1.5,
+                validation_loss=loss,
                 fingerprint={},
                 files=(),
             ),
@@ -55,11 +55,26 @@ def test_it_lists_newest_first(run: Path) -> None:
     assert document["newest"] == "step-00000002-aa"
     listed = [(c["step"], c["state"]) for c in document["checkpoints"]]
     assert listed == [(3, "incomplete"), (2, "complete"), (1, "complete")]
-    assert document["checkpoints"][1]["validation_loss"] == 1.5
+    assert document["checkpoints"][1]["validation_loss"] == 2.5
+    assert [c["pinned"] for c in document["checkpoints"]] == [None, None, "best"]
     table = invoke(run)
     assert table.exit_code == 0
     assert "step-00000002-aa" in table.stdout
+    assert "step-00000001-aa  pinned (best)" in table.stdout
     assert "step-00000003-bb is incomplete: has no manifest.json" in table.stdout
+
+
+def test_a_person_pins_and_unpins(run: Path) -> None:
+    def pinned(*arguments: Any) -> list[str | None]:
+        document = json.loads(invoke(run, "--json", *arguments).stdout)
+        return [c["pinned"] for c in document["checkpoints"]]
+
+    assert pinned("--pin", 2) == [None, "user", "best"]
+    assert pinned() == [None, "user", "best"]
+    assert pinned("--unpin", 2) == [None, None, "best"]
+    refused = invoke(run, "--pin", 3)
+    assert isinstance(refused.exception, CheckpointError)
+    assert "no complete checkpoint of step 3; there are 2, 1" in str(refused.exception)
 
 
 def test_verify_reads_every_byte(run: Path) -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import boto3
 import pytest
 
 from ebbtide.platform.errors import (
@@ -65,6 +67,32 @@ def test_a_deleted_object_is_gone_and_deleting_it_again_is_no_error(storage: Sto
     storage.delete("a/1")
     storage.delete("a/1")
     assert keys(storage.list()) == ["a/2"]
+
+
+def begin_upload(storage: Storage, key: str) -> None:
+    """Begin to write an object as a process does that is then killed."""
+    if storage.uri.startswith("s3://"):
+        bucket, _, prefix = storage.uri.removeprefix("s3://").partition("/")
+        boto3.client("s3").create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")
+    else:
+        target = Path(storage.uri, key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Path(target.parent, ".staged-abc").write_bytes(b"half")
+
+
+def test_uploads_that_were_begun_are_no_objects_and_can_be_dropped(storage: Storage) -> None:
+    storage.put("a/whole", b"x")
+    for key in ("a/1", "b/1"):
+        begin_upload(storage, key)
+    assert keys(storage.list()) == ["a/whole"]
+    found = storage.uploads("a/")
+    assert [upload.key.rpartition("/")[0] for upload in found] == ["a"]
+    assert abs(found[0].begun_s - time.time()) < 600
+    storage.abort(found[0])
+    storage.abort(found[0])
+    assert storage.uploads("a/") == []
+    assert len(storage.uploads()) == 1
+    assert keys(storage.list()) == ["a/whole"]
 
 
 def test_what_is_not_there_is_not_found(storage: Storage, tmp_path: Path) -> None:

@@ -13,8 +13,11 @@ from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import AlreadyExists, CheckpointError, StorageError
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
 from ebbtide.train import manifest
+from ebbtide.train.config import CheckpointConfig
 from ebbtide.train.manifest import CheckpointManifest, FileEntry
 from ebbtide.train.retention import collect
+
+KEEP_ONE = CheckpointConfig(keep_last=1)
 
 
 class Crash(Exception):
@@ -126,7 +129,7 @@ def test_a_crash_at_any_delete_leaves_whole_checkpoints_only(tmp_path: Path) -> 
         committed = manifest.newest(run)
         assert committed is not None
         try:
-            collect(Crashing(root, after), committed, keep_last=1)
+            collect(Crashing(root, after), committed, KEEP_ONE)
         except Crash:
             pass
         else:
@@ -136,9 +139,33 @@ def test_a_crash_at_any_delete_leaves_whole_checkpoints_only(tmp_path: Path) -> 
             if info.state == "complete":
                 assert manifest.verify(run, info) == info
         assert the_newest(run) == 3
-        collect(run, committed, keep_last=1)  # the next time finishes it
+        collect(run, committed, KEEP_ONE)  # the next time finishes it
         assert states(run) == {3: "complete"}
     assert after == 10
+
+
+def test_what_a_killed_attempt_left_goes_after_the_grace_time_and_no_others(
+    run: Storage, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    left = []
+    for root in (Path(run.uri), other):
+        dead = root / "checkpoints" / "step-00000007-dd"
+        dead.mkdir(parents=True)
+        for name in ("__0_0.distcp", ".staged-x1y2"):  # the second: killed while it wrote
+            left.append(dead / name)
+            left[-1].write_bytes(b"half")
+    save(run, 5)
+    committed = manifest.newest(run)
+    assert committed is not None
+    collect(run, committed, KEEP_ONE)
+    assert all(path.exists() for path in left)
+    long_ago_s = time.time() - KEEP_ONE.grace_s - 60
+    for path in left:
+        os.utime(path, (long_ago_s, long_ago_s))
+    assert [info.step for info in collect(run, committed, KEEP_ONE)] == [7]
+    assert [path.exists() for path in left] == [False, False, True, True]
+    assert states(run) == {5: "complete"}
 
 
 def test_the_newest_is_the_highest_complete_step(run: Storage) -> None:

@@ -217,7 +217,7 @@ def finish_without_room(nodes: str, run: str) -> bool:
     kept._size_bytes = 1 << 50
     config = TrainConfig.model_construct(name="run")
     checkpoints = Checkpoints(open_storage(run), config, "data", "abcd", {})
-    Saver(checkpoints, state, 1, kept).forget()
+    Saver(checkpoints, state, kept).forget()
     return kept.folder.path.exists()
 
 

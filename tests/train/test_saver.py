@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.train import saver as module
 from ebbtide.train.checkpoint import Checkpoints
 from ebbtide.train.config import TrainConfig
-from ebbtide.train.manifest import list_checkpoints
+from ebbtide.train.manifest import list_checkpoints, newest, verify
 from ebbtide.train.peers import Moment
 from ebbtide.train.saver import Saver
 from tests.train.conftest import MakeConfig
@@ -51,7 +52,7 @@ def make_saver(config: TrainConfig) -> tuple[Saver, dict[str, torch.Tensor]]:
     Gate.refuses = False
     _, state = attempt(config)
     storage = GatedStorage(Path(config.run_uri))
-    return Saver(Checkpoints(storage, config, "data", "abcdef01", {}), state, 3), state
+    return Saver(Checkpoints(storage, config, "data", "abcdef01", {}), state), state
 
 
 def change_while_saving(config: TrainConfig) -> tuple[float, list[int], list[int]]:
@@ -124,6 +125,69 @@ def test_a_refused_save_is_left_but_the_last_one_is_an_error(
         assert said.endswith("no space left")
     complete = [i for i in list_checkpoints(open_storage(config.run_uri)) if i.state == "complete"]
     assert [info.step for info in complete] == [3]
+
+
+class Watched(LocalStorage):
+    """A slow storage: before and after every change, and between, a checkpoint can be loaded."""
+
+    seen: ClassVar[list[int]] = []
+    root: ClassVar[Path]
+
+    def look(self) -> None:
+        run = LocalStorage(self.root)
+        found = newest(run)
+        if found is None:
+            assert not self.seen
+        else:
+            assert verify(run, found).state == "complete"
+            self.seen.append(found.step)
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        self.look()
+        super().put(key, data, if_absent=if_absent)
+        self.look()
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.look()
+        whole = path.read_bytes()
+        for part in (1, 2):  # what a reader could see of an upload that is slow
+            staged = self._path(f"{key.rpartition('/')[0] or '.'}/.staged-{path.name}")
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(whole[: part * len(whole) // 3])
+            self.look()
+            staged.unlink()
+        super().put_file(key, path)
+        self.look()
+
+    def delete(self, key: str) -> None:
+        self.look()
+        super().delete(key)
+        self.look()
+
+    def child(self, prefix: str) -> LocalStorage:
+        return Watched(self._path(prefix))
+
+
+def save_and_look(config: TrainConfig) -> list[int]:
+    _, state = attempt(config)
+    Watched.seen.clear()
+    Watched.root = Path(config.run_uri)
+    storage = Watched(Watched.root)
+    saver = Saver(Checkpoints(storage, config, "data", "abcdef01", {}), state)
+    for step in range(1, 6):
+        saver.begin(moment(step), must=True)
+        saver.wait()
+    return Watched.seen
+
+
+def test_with_keep_last_1_there_is_one_to_load_at_every_instant(
+    ranks: Ranks, make_config: MakeConfig
+) -> None:
+    config = make_config(checkpoint={"keep_last": 1, "keep_best": False})
+    for seen in ranks.run(2, save_and_look, config):
+        assert seen == sorted(seen)
+        assert set(seen) >= {1, 2, 3, 4}
+    assert [i.step for i in list_checkpoints(open_storage(config.run_uri))] == [5]
 
 
 def save_nonsense(config: TrainConfig) -> None:
