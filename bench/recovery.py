@@ -2,8 +2,10 @@
 
 ``python -m bench.recovery --json`` trains a Llama of 5 million parameters with up to three workers
 on a local cluster of three nodes, SIGKILLs a node of a rank (raylet and workers) ten times, and
-announces the end of one five times; a new node takes each one's place. Ray Train's own elastic
-trainer loses one node in the same way, on a cluster with Ray's own settings. It prints one line of
+announces the end of one five times; a new node takes each one's place, but is not started before
+the run has made its next step: it would take the cores of this machine from the restart. Ray
+Train's own elastic trainer loses one node in the same way, on a cluster with Ray's own settings;
+no node takes its place. It prints one line of
 JSON last:
 
 - ``kill_to_step_s_median``, ``kill_to_step_s_p95``: from the SIGKILL to the first step that was
@@ -69,11 +71,16 @@ class Blows:
         self._chaos = Chaos(self._nodes)
         self._first_step = (-1, 0)
         self._adding: threading.Thread | None = None
+        self._victim: str | None = None
         self.dealt: list[Blow] = []
 
     def __call__(self, progress: Progress) -> None:
         if progress.attempt != self._first_step[0]:
             self._first_step = (progress.attempt, progress.step)
+            if self._victim is not None:
+                self._adding = threading.Thread(target=self._replace, args=(self._victim,))
+                self._adding.start()
+                self._victim = None
         ready = progress.step >= self._first_step[1] + STEPS_BETWEEN
         if self._adding is not None and self._adding.is_alive():
             return
@@ -94,8 +101,7 @@ class Blows:
             happening = self._chaos.drain(victim, 60.0, take_away=False)
         self.dealt.append(Blow(kind, happening.time_s, progress.attempt))
         print(f"step {progress.step}: {kind} {victim}", file=sys.stderr, flush=True)
-        self._adding = threading.Thread(target=self._replace, args=(victim,))
-        self._adding.start()
+        self._victim = victim
 
     def _replace(self, victim: str) -> None:
         while any(node.name == victim for node in self._nodes.nodes()):

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,7 +213,7 @@ def undisturbed(config: TrainConfig) -> Recorder:
 
 
 class Weather:
-    """Announces the end of a node, kills another and adds one, each some steps after the other."""
+    """Announces the end of a node, kills one, adds one and kills two at once, steps apart."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -220,9 +221,15 @@ class Weather:
             (0, lambda: cluster.drain(cluster.nodes[1], 60.0)),
             (1, lambda: cluster.kill(cluster.nodes[2])),
             (2, threading.Thread(target=cluster.add_node).start),
+            (3, self._kill_two),
         ]
         self.times_s: list[float] = []
         self._since: tuple[int, int] = (-1, 0)
+
+    def _kill_two(self) -> None:
+        victims = [self.cluster.nodes[index] for index in (3, 4)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(self.cluster.kill, victims))
 
     def __call__(self, progress: Progress) -> None:
         if progress.attempt != self._since[0]:
@@ -240,7 +247,7 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     cluster: LocalCluster, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     job = {
-        "steps": 130,
+        "steps": 145,
         "batch": {"global_sequences": 24, "micro_sequences": 2},
         "checkpoint": {"every_steps": 10},
         "digest": True,
@@ -254,18 +261,25 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     events = read_events(config.run_uri)
     history = History(events)
 
-    assert history.world_sizes == [4, 3, 2, 3]
-    assert [each.ended for each in history.attempts] == ["notice", "failure", "growth", None]
-    assert [each.steps_lost for each in history.attempts][::2] == [0, 0]
-    assert history.steps_lost("notice") == 0
-    assert history.steps_lost("failure") <= 2  # copies are made of every second step at least
-    assert result.attempts == 4
+    assert history.world_sizes == [4, 3, 2, 3, 1]
+    assert [each.ended for each in history.attempts] == [
+        "notice",
+        "failure",
+        "growth",
+        "failure",
+        None,
+    ]
+    lost_steps = [each.steps_lost for each in history.attempts]
+    assert lost_steps[0] == lost_steps[2] == 0
+    assert lost_steps[1] <= 2  # copies are made of every second step at least
+    assert lost_steps[3] <= 15  # no node has a whole copy: back to a checkpoint
+    assert result.attempts == 5
     failed = [event for event in events if isinstance(event, Failed)]
-    assert [(each.cause, each.counted) for each in failed] == [("node lost", False)]
-    drained, killed = cluster.nodes[1].node_id, cluster.nodes[2].node_id
+    assert [(each.cause, each.counted) for each in failed] == [("node lost", False)] * 2
+    drained, *killed = (node.node_id for node in cluster.nodes[1:])
     assert [event.node for event in events if isinstance(event, Notice)] == [drained]
     lost = {event.node: event.announced for event in events if isinstance(event, NodeLost)}
-    assert lost == {drained: True, killed: False}
+    assert lost == {drained: True, **dict.fromkeys(killed, False)}
 
     expected = undisturbed(make_config(**job))
     assert sorted(history.kept) == [step.step for step in expected.steps]
@@ -275,7 +289,7 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
         assert (kept.lr, kept.tokens) == (step.lr, step.tokens)
         assert step.sample_ids is not None
         assert kept.samples == samples_digest(step.sample_ids)
-    assert history.validation_loss == expected.validation[130]
+    assert history.validation_loss == expected.validation[145]
     digests = [event for event in events if isinstance(event, StateDigest)]
     assert digests[-1].tensors == expected.steps[-1].digests
 
@@ -283,7 +297,9 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     recovery_s = {
         name: _first_step_after(events, at_s, attempt) - at_s
         for (name, attempt), at_s in zip(
-            (("notice", 1), ("kill", 2), ("growth", 3)), weather.times_s, strict=True
+            (("notice", 1), ("kill", 2), ("growth", 3), ("kill of two", 4)),
+            weather.times_s,
+            strict=True,
         )
     }
     print("to the next step:", {name: round(took_s, 1) for name, took_s in recovery_s.items()})
@@ -304,7 +320,7 @@ def _expect_an_honest_ledger(config: TrainConfig) -> None:
     assert result.status == "finished"
     assert len({row.node.node_id for row in result.rows}) == 5
     assert sum(part.time_us for part in result.by_owner.values()) == result.total.time_us
-    assert {number for number in result.by_attempt if number is not None} == {0, 1, 2, 3}
+    assert {number for number in result.by_attempt if number is not None} == {0, 1, 2, 3, 4}
     assert result.by_owner[Owner.COMPUTE].time_us > 0
     assert result.by_owner[Owner.RESTART].time_us > 0
     assert not result.total.spent.partial
