@@ -123,13 +123,15 @@ class Scaling:
     def _growth(
         self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
     ) -> str | None:
-        ready = elastic.ready_offers(offers, running.nodes)
-        possible = elastic.possible_workers(ready, self._limits)
+        possible = elastic.possible_workers(offers, self._limits)
         if possible <= running.world_size:
             self._more_since_s = None
             return None
         if self._more_since_s is None:
             self._more_since_s = now_s
+        ready = elastic.ready_offers(offers, running.nodes)
+        if elastic.possible_workers(ready, self._limits) < possible:
+            return None  # one restart for all that come
         if not elastic.growth_is_due(running, now_s, self._more_since_s):
             return None
         gain = elastic.growth_gain(running, possible, self._limits)

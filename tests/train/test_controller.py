@@ -145,22 +145,21 @@ def test_growth_that_is_not_worth_it_is_said_once(
 def test_a_new_node_is_grown_onto_when_it_is_warm(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaling = Scaling("run", Limits(1, 3))
+    scaling = Scaling("run", Limits(1, 4))
     desk.begin(["a", "b"])
     desk.take()
     now_s = time.time() + 100.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
-    def asked(third: NodeOffer) -> int:
-        scaling.to_resize([offer("a"), offer("b"), third])
+    def asked(*others: NodeOffer) -> int:
+        scaling.to_resize([offer("a"), offer("b"), *others])
         return sum(isinstance(event, LeaveAsked) for event in desk.take()[0])
 
-    for _ in range(2):
+    for _ in range(3):
         assert asked(cold("c")) == 0
         now_s += 20.0
-    assert asked(offer("c")) == 0  # warm from now on
-    now_s += 20.0
-    assert asked(offer("c")) == 1
+    assert asked(offer("c"), cold("d")) == 0  # one restart for both
+    assert asked(offer("c"), offer("d")) == 1
 
 
 def test_a_node_that_does_not_become_warm_is_taken_in_the_end(
