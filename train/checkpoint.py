@@ -9,7 +9,6 @@ every byte it used. What is read here by URI needs no process group.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from ebbtide.platform import config as job_file
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import CheckpointError, NotFound, TrainingError
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import dcp, manifest, resume
 from ebbtide.train.agree import everywhere, from_first, total
@@ -107,8 +107,7 @@ class Checkpoints:
         _require_finite(state, step, group)
         key = manifest.checkpoint_key(step, self.token)
         checkpoint = self.run.child(key)
-        with tempfile.TemporaryDirectory(prefix="ebbtide-save-") as temporary:
-            folder = Path(temporary)
+        with scratch_folder("save") as folder:
             dcp.write(state, folder, group)
             everywhere(lambda: self._upload(folder, checkpoint), group)
         description = CheckpointManifest(

@@ -7,7 +7,6 @@ arrive as errors of the tree.
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ebbtide.platform.errors import CheckpointError, EbbtideError, NotFound
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage
 from ebbtide.train.agree import everywhere
 from ebbtide.train.manifest import CheckpointManifest, describe_file, wrong_checksum
@@ -51,19 +51,16 @@ def read(checkpoint: Storage, manifest: CheckpointManifest, state: Mapping[str, 
 
     Raises DamagedError for missing or altered files, CheckpointError for tensors that do not fit.
     """
-    with tempfile.TemporaryDirectory(prefix="ebbtide-load-") as temporary:
-        reader = _VerifiedReader(checkpoint, manifest, Path(temporary))
+    with scratch_folder("load") as folder:
+        reader = _VerifiedReader(checkpoint, manifest, folder)
         everywhere(lambda: require_fits(checkpoint.uri, reader.read_metadata(), state))
         _load(reader, dict(state), alone=False)
 
 
 def read_whole(checkpoint: Storage, manifest: CheckpointManifest, prefix: str) -> dict[str, Tensor]:
     """Every tensor whose name starts with ``prefix``, whole, on the CPU, in this process alone."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ebbtide-load-") as temporary,
-        warnings.catch_warnings(),
-    ):
-        reader = _VerifiedReader(checkpoint, manifest, Path(temporary))
+    with scratch_folder("load") as folder, warnings.catch_warnings():
+        reader = _VerifiedReader(checkpoint, manifest, folder)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
         state = {

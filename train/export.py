@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ebbtide.platform.export_manifest import (
     ExportedFile,
     ExportManifest,
 )
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import checkpoint
 from ebbtide.train.dataset import index_digest, read_tokenizer_files
@@ -49,8 +49,7 @@ def export(checkpoint_uri: str, out_uri: str, dtype: Dtype = "fp32") -> ExportMa
     found = checkpoint.newest(open_storage(checkpoint_uri))
     source = checkpoint_uri if found is None else found.uri
     out = open_storage(out_uri)
-    with tempfile.TemporaryDirectory(prefix="ebbtide-export-") as temporary:
-        folder = Path(temporary)
+    with scratch_folder("export") as folder:
         described, model = _read_model(source)
         _write_tokenizer(source, described, folder)
         _set_special_tokens(model, folder)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,6 +20,7 @@ from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, EbbtideError, StorageError, TrainingError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.prices import load_catalogue
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage, probe
 from ebbtide.train.bookkeeping import Bookkeeping
 from ebbtide.train.config import TrainConfig
@@ -189,7 +189,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     workers = config.workers
     limits = Limits(workers.min, workers.max, config.batch.micro_batches, config.steps)
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    with tempfile.TemporaryDirectory(prefix="ebbtide-train-") as folder:
+    with scratch_folder("train") as folder:
         trainer = ElasticTrainer(
             train_function(RankSpec(config, os.getcwd(), passed_on)),
             scaling=Scaling(config.run_uri, limits),
@@ -202,7 +202,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
             ),
             run_config=RunConfig(
                 name=config.name,
-                storage_path=folder,
+                storage_path=str(folder),
                 worker_runtime_env={"env_vars": hook_environment(HOOK)},
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),

@@ -15,7 +15,6 @@ import inspect
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 from ebbtide.platform.errors import ConfigError, EbbtideError, NotFound
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
 from ebbtide.train.config import ModelConfig
 
@@ -231,8 +231,7 @@ def _fetched(source: str, weights: str) -> Iterator[Path]:
     if isinstance(storage, LocalStorage) and name == _CONFIG:
         yield Path(storage.uri)
         return
-    with tempfile.TemporaryDirectory(prefix="ebbtide-model-") as temporary:
-        local = Path(temporary)
+    with scratch_folder("model") as local:
         (local / _CONFIG).write_bytes(text)
         for key in files:
             storage.get_file(key, local / key)

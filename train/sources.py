@@ -14,13 +14,13 @@ import contextlib
 import fnmatch
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ebbtide.platform.errors import ConfigError, DataError, NotFound
+from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage
 
 Kind = Literal["text", "jsonl", "json", "parquet"]
@@ -63,8 +63,8 @@ class SourceFile:
         if self.storage is None:
             yield Path(self.name)
             return
-        with tempfile.TemporaryDirectory(prefix="ebbtide-source-") as folder:
-            path = Path(folder, "source")
+        with scratch_folder("source") as folder:
+            path = folder / "source"
             self.storage.get_file(self.key, path)
             yield path
 

@@ -116,7 +116,7 @@ def test_a_wrong_configuration_is_said_of_the_path_that_was_given(
         with pytest.raises(ConfigError, match=match) as caught:
             run()
         assert str(caught.value).startswith(f"{path}: ")
-        assert "ebbtide-model-" not in str(caught.value)
+        assert "ebbtide-scratch-" not in str(caught.value)
 
 
 def test_causal_models_are_let_through(tmp_path: Path) -> None:
