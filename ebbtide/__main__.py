@@ -18,6 +18,7 @@ from ebbtide.commands.demo import demo
 from ebbtide.commands.diff import diff
 from ebbtide.commands.export import export
 from ebbtide.commands.serve import serve
+from ebbtide.commands.simulate import simulate
 from ebbtide.commands.submit import submit
 from ebbtide.commands.train import train
 from ebbtide.platform import log, signals
@@ -56,6 +57,7 @@ app.command()(demo)
 app.command()(diff)
 app.command()(export)
 app.command()(serve)
+app.command()(simulate)
 app.command()(submit)
 app.command()(train)
 app.add_typer(data.app, name="data")

@@ -23,7 +23,7 @@ from ebbtide.platform.prices import Market
 
 MOST_STEPS = 640
 """A plan has no more steps than this; it is coarser for long jobs."""
-REPLANS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+REPLANS = (0.0, 1 / 10, 1 / 3)
 """Shares of the deadline after which to plan anew."""
 
 
