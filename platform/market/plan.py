@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.platform.market.chain import GRADES, NONE, STATES, Chain
-from ebbtide.platform.market.hazard import Array
 
 WAIT, ON_DEMAND, SPOT = 0, 1, 2
 """What to do in a step."""
-_NEVER = 1e9
+_NEVER = np.float32(1e9)
 """Stands for infinite: finite, so that chances of 0 times it are 0."""
 
 Table = NDArray[np.int8]
@@ -47,41 +46,42 @@ def solve(chain: Chain, on_demand_usd: float, delay: int, steps: int, slack: int
     A step costs the price it is paid at: what is minimised is dollars an hour x steps, per node.
     """
     width = slack + 1
-    idle = np.zeros((STATES, width))
-    bought = np.zeros((delay + 1, STATES, width))  # on-demand, by steps of delay left
-    held = np.zeros((delay + 1, GRADES, width))  # spot, likewise
+    idle = np.zeros((STATES, width), np.float32)
+    bought = np.zeros((delay + 1, STATES, width), np.float32)  # on-demand, by delay left
+    held = np.zeros((delay + 1, GRADES, width), np.float32)  # spot, likewise
     plan = Plan(
         np.zeros((steps + 1, STATES, width), dtype=np.int8),
         np.zeros((steps + 1, STATES, width), dtype=np.int8),
         np.zeros((steps + 1, GRADES, width), dtype=np.int8),
     )
-    kept = chain.grade * (1 - chain.eviction)[:, None]
-    lost = chain.after * chain.eviction[:, None]
-    usd = chain.usd[:, None]
-    choice = np.full((3, STATES, width), _NEVER)
+    market = chain.market.astype(np.float32)
+    kept = (chain.grade * (1 - chain.eviction)[:, None]).astype(np.float32)
+    lost = (chain.after * chain.eviction[:, None]).astype(np.float32)
+    usd, price = chain.usd[:, None].astype(np.float32), np.float32(on_demand_usd)
     for left in range(1, steps + 1):
         later = _one_slack_less(idle)  # no progress in this step
-        choice[WAIT] = chain.market @ later
+        best = market @ later
         buying, holding = np.empty_like(bought), np.empty_like(held)
-        buying[0] = on_demand_usd + chain.market @ bought[0]
-        holding[0] = usd + kept @ held[0] + lost @ idle
+        buying[0] = market @ bought[0] + price
+        holding[0] = kept @ held[0] + lost @ idle + usd
         if delay:
-            buying[1:] = on_demand_usd + chain.market @ _one_slack_less(bought[:-1])
-            holding[1:] = usd + kept @ _one_slack_less(held[:-1]) + lost @ later
-        choice[ON_DEMAND] = buying[delay]
-        choice[SPOT, NONE:] = holding[delay]
-        best, act = np.minimum(choice.min(axis=0), _NEVER), choice.argmin(axis=0)
-        plan.idle[left] = act
+            buying[1:] = market @ _one_slack_less(bought[:-1]) + price
+            holding[1:] = kept @ _one_slack_less(held[:-1]) + (lost @ later + usd)
+        act, up = plan.idle[left], best[NONE:]
+        act[:] = buying[delay] < best  # ON_DEMAND, else WAIT
+        np.minimum(best, buying[delay], out=best)
+        act[NONE:][holding[delay] < up] = SPOT
+        np.minimum(up, holding[delay], out=up)
+        np.minimum(best, _NEVER, out=best)
         plan.on_demand[left] = np.where(buying[0] <= best, ON_DEMAND, act)
-        plan.spot[left] = np.where(holding[0] <= best[NONE:], SPOT, act[NONE:])
-        idle, bought = best, np.minimum(best, buying)
-        held = np.minimum(best[NONE:], holding)
+        plan.spot[left] = np.where(holding[0] <= up, SPOT, act[NONE:])
+        idle, bought, held = best, np.minimum(best, buying), np.minimum(up, holding)
         if left <= slack:  # with as much slack as steps left, the work is done
             idle[:, left:], bought[:, :, left:], held[:, :, left:] = 0.0, 0.0, 0.0
     return plan
 
 
-def _one_slack_less(values: Array) -> Array:
+def _one_slack_less(values: NDArray[np.float32]) -> NDArray[np.float32]:
     moved = np.empty_like(values)
     moved[..., 0] = _NEVER
     moved[..., 1:] = values[..., :-1]
