@@ -56,7 +56,7 @@ def disturbed(folder: Path, name: str, plan: Plan, duration_s: float) -> tuple[s
         folder,
         name=name,
         steps=1_000_000,
-        checkpoint={"every_steps": 10},
+        checkpoint={"every": 10},
         workers={"min": 1, "max": NODES},
     )
     ends_s: list[float] = []

@@ -52,7 +52,7 @@ def make_job(folder: Path, *, size: str = "small", **changes: Any) -> TrainConfi
         "optimizer": {"lr": 1e-3},
         "schedule": {"warmup_steps": 5},
         "validation": {"sequences": 16},
-        "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1},
     }
     return TrainConfig.model_validate(values | changes)
 

@@ -120,7 +120,7 @@ def ours(folder: Path, kinds: list[str]) -> dict[str, float]:
         folder,
         name="recovery",
         steps=100_000,
-        checkpoint={"every_steps": SAVE_EVERY},
+        checkpoint={"every": SAVE_EVERY},
         workers={"min": 1, "max": NODES},
     )
     with LocalCluster(NODES) as cluster:

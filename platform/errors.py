@@ -9,6 +9,7 @@
     │   ├── NotFound            the object is not there
     │   ├── AlreadyExists       a conditional put lost, or the output holds other data
     │   └── AccessError         credentials, permission, bucket, endpoint or clock
+    │       └── Unreachable         nothing answers at the endpoint; that may pass
     ├── CheckpointError     5   no usable checkpoint, or it does not fit the model
     ├── ClusterError        6   Ray is not reachable, or has too little for the job
     │   └── MetadataError       the cloud's metadata service does not answer as documented
@@ -59,6 +60,10 @@ class AlreadyExists(StorageError):
 
 class AccessError(StorageError):
     """Credentials, permission, bucket, endpoint or the machine's clock are wrong."""
+
+
+class Unreachable(AccessError):
+    """Nothing answers at the endpoint: a wrong address, or a storage that is down for now."""
 
 
 class CheckpointError(EbbtideError):

@@ -21,13 +21,22 @@ import botocore.exceptions
 from boto3.exceptions import Boto3Error, S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 
-from ebbtide.platform.errors import AccessError, AlreadyExists, EbbtideError, NotFound, StorageError
+from ebbtide.platform.errors import (
+    AccessError,
+    AlreadyExists,
+    EbbtideError,
+    NotFound,
+    StorageError,
+    Unreachable,
+)
 from ebbtide.platform.storage import Listing, ObjectInfo, Upload, Uploads, check_key
 
 _MAX_ATTEMPTS = 6
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 60
 _PART_BYTES = 16 * 2**20
+_TRANSFER = TransferConfig(multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES)
+"""Ten parts of a file at a time, up and down; each is tried again by itself."""
 
 _ACCESS = {
     "AccessDenied": "permission denied; allow s3:GetObject, PutObject, DeleteObject and ListBucket",
@@ -41,6 +50,12 @@ _ACCESS = {
     "AuthorizationHeaderMalformed": "the region is wrong; set AWS_REGION",
 }
 _MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
+_BROKEN_BODIES = (
+    botocore.exceptions.IncompleteReadError,
+    botocore.exceptions.ReadTimeoutError,
+    botocore.exceptions.ResponseStreamingError,
+)
+"""How an answer ends that is cut off; botocore's retries are over when its body begins."""
 _LOST = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 _SETTINGS: dict[type[Exception], str] = {
     botocore.exceptions.ProfileNotFound: "correct or unset AWS_PROFILE",
@@ -81,7 +96,9 @@ def map_error(error: Exception, where: str) -> EbbtideError:
             f"{where}: not a bucket's name or a key that S3 takes; correct the URI "
             "(s3://bucket/prefix; a bucket's name has lower-case letters, digits, '.' and '-')"
         )
-    if isinstance(error, botocore.exceptions.EndpointConnectionError | ValueError):
+    if isinstance(error, botocore.exceptions.EndpointConnectionError):
+        return Unreachable(f"{where}: {error}; check AWS_ENDPOINT_URL")
+    if isinstance(error, ValueError):
         return AccessError(f"{where}: {error}; check AWS_ENDPOINT_URL")
     return StorageError(f"{where}: {error}")
 
@@ -144,31 +161,35 @@ class S3Storage:
             _client().put_object(Bucket=self._bucket, Key=self._key(key), Body=data, **condition)
 
     def put_file(self, key: str, path: Path) -> None:
-        with self._mapped(f"write {key}"):
-            _client().upload_file(
-                str(path),
-                self._bucket,
-                self._key(key),
-                Config=TransferConfig(
-                    multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES
-                ),
-            )
+        def upload() -> None:
+            with self._mapped(f"write {key}"):
+                _client().upload_file(str(path), self._bucket, self._key(key), Config=_TRANSFER)
+
+        try:
+            upload()
+        except NotFound:  # it was completed, the answer lost, and the repetition found it gone
+            upload()
 
     def get(self, key: str) -> bytes:
         with self._mapped(f"read {key}"):
-            answer = _client().get_object(Bucket=self._bucket, Key=self._key(key))
-            return bytes(answer["Body"].read())
+            return self._read(key)
+
+    def _read(self, key: str, **options: str) -> bytes:
+        """An object's bytes; an answer that is cut off is asked for again."""
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
+            answer = _client().get_object(Bucket=self._bucket, Key=self._key(key), **options)
+            try:
+                return bytes(answer["Body"].read())
+            except _BROKEN_BODIES:
+                if not attempts_left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         if length <= 0:
             return b""
         with self._mapped(f"read {key}"):
-            answer = _client().get_object(
-                Bucket=self._bucket,
-                Key=self._key(key),
-                Range=f"bytes={start}-{start + length - 1}",
-            )
-            return bytes(answer["Body"].read())
+            return self._read(key, Range=f"bytes={start}-{start + length - 1}")
 
     def get_file(self, key: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +197,7 @@ class S3Storage:
         os.close(handle)
         try:
             with self._mapped(f"read {key}"):
-                _client().download_file(self._bucket, self._key(key), name)
+                _client().download_file(self._bucket, self._key(key), name, Config=_TRANSFER)
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)

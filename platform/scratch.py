@@ -29,7 +29,9 @@ def scratch_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     remove_abandoned(parent)
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{purpose}-", dir=parent) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{_PREFIX}{purpose}-", dir=parent, ignore_cleanup_errors=True
+    ) as name:
         lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
+from tests.faulty_s3 import FaultyS3
 
 CLUSTER_NODES = 4
 
@@ -34,6 +36,33 @@ def s3_server(s3_session: LocalS3, monkeypatch: pytest.MonkeyPatch) -> LocalS3:
     for name, value in s3_session.environment.items():
         monkeypatch.setenv(name, value)
     return s3_session
+
+
+@pytest.fixture(scope="session")
+def faulty_session(s3_session: LocalS3) -> Iterator[FaultyS3]:
+    """A proxy before the session's S3 server."""
+    with FaultyS3(s3_session) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def faulty_s3(faulty_session: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """The session's S3 server as it can be: behind a proxy that obeys rules. AWS variables lead
+    there."""
+    for name, value in faulty_session.environment.items():
+        monkeypatch.setenv(name, value)
+    faulty_session.set()
+    yield faulty_session
+    faulty_session.set()
+
+
+@pytest.fixture
+def retry_gaps_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that botocore makes before it tries again, in this process; they are not waited
+    for."""
+    gaps_s: list[float] = []
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=gaps_s.append))
+    return gaps_s
 
 
 @pytest.fixture(scope="session")

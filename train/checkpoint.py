@@ -8,8 +8,10 @@ every byte it used. What is read here by URI needs no process group.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from ebbtide.platform import config as job_file
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
-from ebbtide.platform.errors import CheckpointError, NotFound, TrainingError
+from ebbtide.platform.errors import CheckpointError, NotFound, StorageError, TrainingError
 from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import dcp, manifest, resume
@@ -107,7 +109,8 @@ class Checkpoints:
         _require_finite(state, step, group)
         key = manifest.checkpoint_key(step, self.token)
         checkpoint = self.run.child(key)
-        with scratch_folder("save") as folder:
+        with contextlib.ExitStack() as stack:
+            folder = everywhere(lambda: stack.enter_context(_staging_folder()), group)
             dcp.write(state, folder, group)
             everywhere(lambda: self._upload(folder, checkpoint), group)
         description = CheckpointManifest(
@@ -161,13 +164,14 @@ class Checkpoints:
         return None
 
     def _upload(self, folder: Path, checkpoint: Storage) -> None:
-        if dist.get_rank() == 0:
-            (folder / manifest.TRAIN_CONFIG).write_text(job_file.dump(self.config))
-            if self.model_config is not None:
-                (folder / manifest.MODEL_CONFIG).write_text(self.model_config)
-        files = []
-        for path in sorted(folder.iterdir()):
-            files.append(manifest.describe_file(path.name, path))
+        with _mapped(folder):
+            if dist.get_rank() == 0:
+                (folder / manifest.TRAIN_CONFIG).write_text(job_file.dump(self.config))
+                if self.model_config is not None:
+                    (folder / manifest.MODEL_CONFIG).write_text(self.model_config)
+            paths = sorted(folder.iterdir())
+            files = [manifest.describe_file(path.name, path) for path in paths]
+        for path in paths:
             checkpoint.put_file(path.name, path)
         manifest.put_part(checkpoint, dist.get_rank(), files)
 
@@ -186,6 +190,25 @@ class Checkpoints:
         for change in resume.changed_fingerprint(description.fingerprint, self.fingerprint):
             logger.warning("%s: results will not be bitwise those of the same run", change)
         return description
+
+
+@contextlib.contextmanager
+def _staging_folder() -> Iterator[Path]:
+    """A temporary folder for the files of one save. Raises StorageError if there is no room."""
+    with contextlib.ExitStack() as stack:
+        with _mapped(Path(tempfile.gettempdir())):
+            folder = stack.enter_context(scratch_folder("save"))
+        yield folder
+
+
+@contextlib.contextmanager
+def _mapped(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: {error.strerror or error}; free space there, or set TMPDIR"
+        ) from error
 
 
 def _require_finite(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ebbtide.platform.config import Config
 
@@ -95,18 +96,51 @@ class ValidationConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Save every N steps (and always after the last one); keep the newest ``keep_last``.
+    """When the state is saved (always after the last step, too), and what is kept.
 
-    ``keep_best``: keep the one of the lowest validation loss, too. ``grace_s``: what a killed
-    attempt has left unfinished is removed when nothing was added to it for that long. ``memory``:
+    ``every``: a number of steps, a time such as ``30s``, ``5m`` or ``1h``, or ``auto``: as often as
+    the measured cost of saves and evictions makes best (:mod:`ebbtide.train.rhythm`).
+    ``keep_last``: the newest so many; ``keep_best``: that of the lowest validation loss, too.
+    ``grace_s``: what a killed attempt has left unfinished is removed when nothing was added to it
+    for that long. ``give_up_s``: for how long the save after the last step is tried. ``memory``:
     between saves, keep copies in the memory of the ranks' nodes and of their peers'.
     """
 
-    every_steps: Positive = 50
+    every: int | str = "auto"
     keep_last: Positive = 3
     keep_best: bool = True
     grace_s: Annotated[float, Field(ge=0)] = 600
+    give_up_s: Annotated[float, Field(ge=0)] = 300
     memory: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, values: Any) -> Any:
+        """``every_steps`` was the name of ``every`` when there were only steps."""
+        if not isinstance(values, dict) or "every_steps" not in values:
+            return values
+        if "every" in values:
+            raise ValueError("checkpoint.every_steps is the older name of every; give one of them")
+        values = dict(values)
+        return values | {"every": values.pop("every_steps")}
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_known(cls, every: Any) -> Any:
+        is_steps = isinstance(every, int) and not isinstance(every, bool) and 1 <= every < 2**53
+        if not is_steps and every != "auto" and not _seconds(every):
+            raise ValueError("must be a number of steps, a time such as 30s, 5m or 1h, or auto")
+        return every
+
+    @property
+    def every_s(self) -> float | None:
+        """The seconds between two saves, if they are given."""
+        return _seconds(self.every)
+
+
+def _seconds(text: object) -> float | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text) if isinstance(text, str) else None
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
 
 class WorkersConfig(Config):

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ebbtide.platform.errors import CheckpointError, EbbtideError, NotFound
+from ebbtide.platform.errors import CheckpointError, EbbtideError, NotFound, StorageError
 from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage
 from ebbtide.train.agree import everywhere
@@ -38,12 +38,18 @@ class DamagedError(CheckpointError):
 def write(
     state: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Write this rank's parts (rank 0: the metadata too) into a folder of its own. Collective."""
+    """Write this rank's parts (rank 0: the metadata too) into a folder of its own. Collective.
+
+    Raises StorageError if the folder does not take them.
+    """
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False)
     try:
         save(dict(state), storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise _first_failure(error, "the training state could not be written") from error
+        told = _first_failure(error, f"the training state could not be written to {folder}")
+        if isinstance(told, StorageError):
+            raise told from error
+        raise StorageError(f"{told}; free space there, or set TMPDIR") from error
 
 
 def read(checkpoint: Storage, manifest: CheckpointManifest, state: Mapping[str, Tensor]) -> None:

@@ -27,6 +27,7 @@ from ebbtide.train.events import (
     Waiting,
 )
 from ebbtide.train.pace import Pace
+from ebbtide.train.rhythm import NO_INTERRUPTIONS, Interruptions
 
 NAMESPACE = "ebbtide"
 _WAITING_REPEAT_S = 30.0
@@ -43,11 +44,15 @@ class Standing:
 class Desk:
     """``first_attempt`` is the number of attempts that earlier drivers of the run made.
 
-    ``placed`` are the nodes of the last one's ranks.
+    ``placed`` are the nodes of the last one's ranks, ``interruptions`` those that they met.
     """
 
     def __init__(
-        self, first_attempt: int = 0, skipped: Sequence[int] = (), placed: Sequence[str] = ()
+        self,
+        first_attempt: int = 0,
+        skipped: Sequence[int] = (),
+        placed: Sequence[str] = (),
+        interruptions: Interruptions = NO_INTERRUPTIONS,
     ) -> None:
         self._placed = tuple(placed)
         self._next_attempt = first_attempt
@@ -58,6 +63,7 @@ class Desk:
         self._waited_for: tuple[int, int] | None = None
         self._not_before_s = 0.0
         self._skipped = tuple(skipped)
+        self._interruptions, self._opened_s = interruptions, time.monotonic()
         self._announced: set[str] = set()
         self._remarks: set[str] = set()
         self._pace = Pace(time.time())
@@ -74,6 +80,9 @@ class Desk:
         self._runtime_env, self._placed = runtime_env, tuple(nodes)
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
         now_s = time.time()
+        if self._standing is not None and not (self._leave or "").startswith("growth"):
+            before = self._interruptions
+            self._interruptions = replace(before, count=before.count + 1)
         self._standing = Standing(attempt, Running(tuple(nodes), now_s, has_left=False))
         self._leave = None
         self._waited_for = None
@@ -99,6 +108,12 @@ class Desk:
     def skipped(self) -> tuple[int, ...]:
         """The steps whose batch is left out. By ranks and controller."""
         return self._skipped
+
+    def interruptions(self) -> Interruptions:
+        """How often the run was evicted, killed or failed so far. By rank 0, as it begins."""
+        before = self._interruptions
+        passed_s = time.monotonic() - self._opened_s
+        return replace(before, observed_s=before.observed_s + passed_s)
 
     def post(self, event: Event) -> None:
         """Something has happened."""
@@ -179,7 +194,11 @@ def actor_name(run_uri: str) -> str:
 
 
 def open_desk(
-    run_uri: str, first_attempt: int, skipped: Sequence[int], placed: Sequence[str]
+    run_uri: str,
+    first_attempt: int,
+    skipped: Sequence[int],
+    placed: Sequence[str],
+    interruptions: Interruptions = NO_INTERRUPTIONS,
 ) -> Any:
     """Start the desk of a run beside this driver; it ends with the driver.
 
@@ -196,7 +215,8 @@ def open_desk(
         "scheduling_strategy": here,
     }
     try:
-        desk = ray.remote(Desk).options(**options).remote(first_attempt, skipped, placed)
+        past = (first_attempt, skipped, placed, interruptions)
+        desk = ray.remote(Desk).options(**options).remote(*past)
         ray.get(desk.standing.remote())
     except ValueError as error:
         raise ClusterError(

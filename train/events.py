@@ -92,6 +92,16 @@ class Checkpoint(_Event):
     took_s: float | None = None
 
 
+class CheckpointMissed(_Event):
+    """A save came to nothing: ``left out`` as the one before took too long, or ``failed``."""
+
+    kind: Literal["checkpoint_missed"] = "checkpoint_missed"
+    attempt: int
+    step: int
+    why: Literal["left out", "failed"]
+    message: str
+
+
 class Notice(_Event):
     """The end of one of the run's nodes is announced, with its deadline if there is one."""
 
@@ -185,6 +195,7 @@ Event = (
     | StateDigest
     | Validation
     | Checkpoint
+    | CheckpointMissed
     | Notice
     | LeaveAsked
     | Left

@@ -16,6 +16,7 @@ from ebbtide.train.events import (
     Step,
     Validation,
 )
+from ebbtide.train.rhythm import Interruptions
 
 _RATE_STEPS = 20
 
@@ -48,6 +49,8 @@ class History:
         self.skipped: list[int] = []
         self.validation_loss: float | None = None
         self._asked: str | None = None
+        self._observed_s = 0.0
+        self._seen_s: float | None = None
         self._recent: list[Step] = []
         self.add(events)
 
@@ -72,6 +75,12 @@ class History:
         return self._recent[-1] if self._recent else None
 
     @property
+    def interruptions(self) -> Interruptions:
+        """How often the run was ended from outside, in how much time of its own."""
+        ended = sum(each.ended in ("notice", "failure") for each in self.attempts)
+        return Interruptions(ended, self._observed_s)
+
+    @property
     def world_sizes(self) -> list[int]:
         """Each attempt's number of workers."""
         return [each.world_size for each in self.attempts]
@@ -89,6 +98,11 @@ class History:
         return sum(step.tokens for step in steps[1:]) / (steps[-1].time_s - steps[0].time_s)
 
     def _add(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._seen_s = None  # it may have stood for days
+        elif self._seen_s is not None:
+            self._observed_s += max(0.0, event.time_s - self._seen_s)
+        self._seen_s = max(event.time_s, self._seen_s or event.time_s)
         match event:
             case Started():
                 self.sessions += 1

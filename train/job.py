@@ -148,7 +148,8 @@ def _open(
     from ebbtide.train.desk import open_desk
     from ebbtide.train.driver import Driver
 
-    desk = open_desk(config.run_uri, history.next_attempt, history.skipped, history.placed)
+    past = history.skipped, history.placed, history.interruptions
+    desk = open_desk(config.run_uri, history.next_attempt, *past)
     started = Started(time_s=clock.time(), steps=config.steps)
     with (
         EventLog(run, session=history.sessions) as log,

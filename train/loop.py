@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -28,9 +28,10 @@ from ebbtide.train.model import build_model, config_json
 from ebbtide.train.optim import build_optimizer
 from ebbtide.train.order import SampleOrder
 from ebbtide.train.peers import Moment
-from ebbtide.train.saver import Saved
+from ebbtide.train.rhythm import NO_INTERRUPTIONS, Interruptions
+from ebbtide.train.saver import Missed, Saved, Saver
 from ebbtide.train.shard import PlainReduction, Reduction, checkpoint_activations, shard
-from ebbtide.train.step import StepResult, TrainStep
+from ebbtide.train.step import StepResult, TrainStep, Wishes
 from ebbtide.train.tiers import open_checkpoints, open_saver, restore
 from ebbtide.train.validate import validation_loss
 
@@ -61,6 +62,9 @@ class Surroundings(Protocol):
     def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
         """A checkpoint was committed, ``took_s`` after it was begun; every rank calls in time."""
 
+    def on_missed(self, missed: Missed) -> None:
+        """A save came to nothing; rank 0 knows all of them."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,6 +88,7 @@ def run_generation(
     checkpoints: bool = True,
     skip: Collection[int] = (),
     nodes: Sequence[str] = (),
+    interruptions: Interruptions = NO_INTERRUPTIONS,
 ) -> Outcome:
     """Train from the newest committed checkpoint to the end, or until the world says to leave.
 
@@ -91,14 +96,21 @@ def run_generation(
     the step if the loss is not finite, ConfigError, CheckpointError, DataError, StorageError.
     Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage. The
     batches of the 1-based steps ``skip`` are left out. ``nodes`` are those of the ranks, if copies
-    may be kept in their memory.
+    may be kept in their memory; ``interruptions`` what the run has met before.
     """
     torch.set_num_threads(config.workers.threads)
     if config.reduction == "exact":
         make_deterministic(device)
     with surroundings.meter.measure(Owner.RESTART):
         training = Training(
-            config, generation_index, surroundings, device, checkpoints, skip, nodes
+            config,
+            generation_index,
+            surroundings,
+            device,
+            checkpoints,
+            skip,
+            nodes,
+            interruptions,
         )
     with contextlib.closing(training.step.loader):
         try:
@@ -123,6 +135,7 @@ class Training:
         checkpoints: bool,
         skip: Collection[int] = (),
         nodes: Sequence[str] = (),
+        interruptions: Interruptions = NO_INTERRUPTIONS,
     ) -> None:
         self.config, self.surroundings, self.device = config, surroundings, device
         self.skip = frozenset(skip)
@@ -144,7 +157,7 @@ class Training:
         if self.checkpoints is not None:
             keeps = nodes if config.checkpoint.memory else ()
             source, self.start = restore(self.checkpoints, self.state, keeps)
-            self.saver = open_saver(self.checkpoints, self.state, keeps)
+            self.saver = open_saver(self.checkpoints, self.state, keeps, interruptions)
         self.generation = Generation(
             index=generation_index,
             rank=dist.get_rank(),
@@ -191,38 +204,37 @@ class Training:
             self._save(finished, self.last_validation, must=True)  # the last save had failed
         while finished < self.config.steps:
             finished += 1
-            if finished not in self.skip:
-                self._make(finished)
+            made = self._make(finished) if finished not in self.skip else None
             reason = self.surroundings.should_leave(finished)
             if reason is not None and finished < self.config.steps:
                 logger.info("leaving after step %d: %s", finished, reason)
                 self._save(finished, None, must=True)
                 return Outcome("left", finished, self.last_loss, self.last_validation)
             validated = self._validate(finished) if self._validation_is_due(finished) else None
-            if self._save_is_due(finished):
-                self._save(finished, validated, must=finished == self.config.steps)
+            is_last = finished == self.config.steps
+            if is_last or (made is not None and made.wishes.save):
+                self._save(finished, validated, must=is_last)
             if self.saver is not None:
-                self._tell(self.saver.take())
+                self._tell(self.saver)
         if self.saver is not None:
             self.saver.forget()
         return Outcome("finished", finished, self.last_loss, self.last_validation)
 
-    def _make(self, number: int) -> None:
+    def _make(self, number: int) -> StepResult:
         """Make the 1-based step."""
-        self.step.wish = self.saver is not None and self.saver.wants_copy()
+        if self.saver is not None and self.generation.rank == 0:
+            self.step.wishes = Wishes(self.saver.wants_copy(), self.saver.wants_save(number))
         result = self.step.run(number - 1)
         self.tokens_seen += result.tokens
         self.last_loss = result.loss
         if self.config.digest:
             result = replace(result, digests=state_digests(self.state))
         self.surroundings.on_step(result)
-        if result.wish and self.saver is not None and not self._save_is_due(number):
+        is_saved = result.wishes.save or number == self.config.steps
+        if result.wishes.copy and self.saver is not None and not is_saved:
             with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
                 self.saver.keep(Moment(number, self.tokens_seen, self.last_loss, None))
-
-    def _save_is_due(self, finished: int) -> bool:
-        every = self.config.checkpoint.every_steps
-        return finished == self.config.steps or finished % every == 0
+        return result
 
     def _validation_is_due(self, finished: int) -> bool:
         every = self.config.validation.every_steps
@@ -245,9 +257,15 @@ class Training:
 
     def settle(self) -> None:
         """Wait until the save at work is committed. Raises what went wrong with it."""
-        if self.saver is not None:
+        if self.saver is None:
+            return
+        try:
             with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
-                self._tell(self.saver.wait())
+                saved = self.saver.wait()
+        except StorageError:
+            self._tell(self.saver)
+            raise
+        self._tell(self.saver, saved)
 
     def _save(self, finished: int, validated: float | None, must: bool = False) -> None:
         """Begin a save; see one through that ``must`` be made."""
@@ -259,6 +277,8 @@ class Training:
         if must:
             self.settle()
 
-    def _tell(self, saved: Iterable[Saved]) -> None:
-        for each in saved:
+    def _tell(self, saver: Saver, saved: Sequence[Saved] = ()) -> None:
+        for each in (*saved, *saver.take()):
             self.surroundings.on_checkpoint(each.info, each.took_s)
+        for missed in saver.missed():
+            self.surroundings.on_missed(missed)

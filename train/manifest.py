@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from ebbtide.platform import config as job_file
 from ebbtide.platform.checksums import sha256, sha256_of_file, sha256_of_stored
 from ebbtide.platform.config import Config
-from ebbtide.platform.errors import CheckpointError, NotFound
+from ebbtide.platform.errors import AlreadyExists, CheckpointError, NotFound
 from ebbtide.platform.storage import ObjectInfo, Storage
 from ebbtide.train.config import TrainConfig
 
@@ -237,7 +237,8 @@ def put_part(checkpoint: Storage, rank: int, files: Sequence[FileEntry]) -> None
 def commit(checkpoint: Storage, manifest: CheckpointManifest) -> CheckpointManifest:
     """Make a checkpoint exist: gather every rank's part and put the manifest, once.
 
-    Raises CheckpointError if a part is missing, AlreadyExists if it has been committed before.
+    Raises CheckpointError if a part is missing, AlreadyExists if another has been committed there.
+    One that is there already and the same is ours: its answer was lost, and the put was repeated.
     """
     files = list(manifest.files)
     for rank in range(manifest.world_size):
@@ -248,5 +249,10 @@ def commit(checkpoint: Storage, manifest: CheckpointManifest) -> CheckpointManif
                 f"{checkpoint.uri}: rank {rank} has not stored its part; the save is not committed"
             ) from error
     whole = manifest.model_copy(update={"files": tuple(files)})
-    checkpoint.put(MANIFEST, whole.model_dump_json().encode(), if_absent=True)
+    data = whole.model_dump_json().encode()
+    try:
+        checkpoint.put(MANIFEST, data, if_absent=True)
+    except AlreadyExists:
+        if checkpoint.get(MANIFEST) != data:
+            raise
     return whole

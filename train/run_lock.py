@@ -104,6 +104,8 @@ class RunLock:
                 self._run.put(key, self._content(), if_absent=True)
                 return
             except AlreadyExists:
+                if self._is_mine(self._read(key)):
+                    return  # the answer was lost, and the client repeated the put
                 left = self._await_death(key)
             if left is None:
                 continue

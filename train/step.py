@@ -30,6 +30,17 @@ _WORK = (Owner.COMPUTE, Owner.DATA_STALL)
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """What rank 0 wants to be done after a step: a copy into memory, a save into storage."""
+
+    copy: bool = False
+    save: bool = False
+
+
+NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True)
 class StepResult:
     """One finished step, the same on every rank but for ``seconds`` and ``sample_ids``.
 
@@ -37,7 +48,7 @@ class StepResult:
     ``tokens`` unmasked tokens of the global batch, in nats; ``grad_norm`` is from before clipping.
     ``sample_ids`` are the global batch in order, on rank 0 only. ``seconds`` is where this rank's
     time went since its last result, by owner. ``busy_s`` is how long each rank worked, not waited,
-    in the step before (0 in the first); ``wish`` is what rank 0 wished before the step.
+    in the step before (0 in the first); ``wishes`` are what rank 0 wished before the step.
     ``digests`` are of the training state, by tensor, where the job wants them.
     """
 
@@ -50,7 +61,7 @@ class StepResult:
     sample_ids: Sequence[int] | None
     seconds: Mapping[Owner, float]
     busy_s: Sequence[float] = ()
-    wish: bool = False
+    wishes: Wishes = NO_WISHES
     digests: Mapping[str, str] | None = None
 
 
@@ -74,7 +85,7 @@ class TrainStep:
     order: SampleOrder
     loader: StepLoader
     meter: Meter
-    wish: bool = False
+    wishes: Wishes = NO_WISHES
     _busy_s: float = 0.0
 
     def run(self, step: int) -> StepResult:
@@ -85,7 +96,7 @@ class TrainStep:
             with self.meter.measure(Owner.DATA_STALL):
                 passes = self.loader.take(step)
             tokens = self._count(passes)
-            loss, busy_s, wish = self._accumulate(step, passes, tokens)
+            loss, busy_s, wishes = self._accumulate(step, passes, tokens)
             grad_norm = self.reduction.clip(self.config.optimizer.clip_norm)
             _require_finite(step + 1, loss, grad_norm)
             lr = learning_rate(
@@ -106,7 +117,7 @@ class TrainStep:
             sample_ids=self.order.sample_ids(step).tolist() if rank == 0 else None,
             seconds=seconds,
             busy_s=busy_s,
-            wish=wish,
+            wishes=wishes,
         )
 
     def _count(self, passes: Sequence[MicroBatch]) -> int:
@@ -117,15 +128,16 @@ class TrainStep:
 
     def _accumulate(
         self, step: int, passes: Sequence[MicroBatch], tokens: int
-    ) -> tuple[float, list[float], bool]:
+    ) -> tuple[float, list[float], Wishes]:
         """Run the passes, leave the gradient on the parameters.
 
-        Returns the global mean loss, every rank's working seconds of the step before, and the wish.
+        Returns the global mean loss, every rank's working seconds of the step before, and wishes.
         """
         micro_batches, world_size = self.config.batch.micro_batches, self.generation.world_size
-        shared = torch.zeros(micro_batches + world_size + 1, dtype=torch.float64)
+        shared = torch.zeros(micro_batches + world_size + 2, dtype=torch.float64)
         shared[micro_batches + self.generation.rank] = self._busy_s
-        shared[-1] = float(self.wish and self.generation.rank == 0)
+        if self.generation.rank == 0:
+            shared[-2:] = torch.tensor([self.wishes.copy, self.wishes.save])
         shared = shared.to(self.device)
         for round_index, one in enumerate(passes):
             self.reduction.start_round(round_index, len(passes))
@@ -139,7 +151,8 @@ class TrainStep:
         with self.meter.measure(Owner.NETWORK_STALL):
             known = total(shared).tolist()
         loss = float(sum(known[:micro_batches])) / max(tokens, 1)
-        return loss, known[micro_batches:-1], bool(known[-1])
+        copy, save = known[-2:]
+        return loss, known[micro_batches:-2], Wishes(bool(copy), bool(save))
 
 
 def _require_finite(step: int, loss: float, grad_norm: float) -> None:

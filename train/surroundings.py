@@ -15,7 +15,15 @@ from typing import Any
 
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.meter import Meter, Owner
-from ebbtide.train.events import Checkpoint, Event, StateDigest, Step, Straggler, Validation
+from ebbtide.train.events import (
+    Checkpoint,
+    CheckpointMissed,
+    Event,
+    StateDigest,
+    Step,
+    Straggler,
+    Validation,
+)
 from ebbtide.train.straggler import StragglerWatch
 from ebbtide.train.watchdog import Watchdog
 
@@ -138,6 +146,17 @@ class RaySurroundings:
                 step=info.step,
                 uri=info.uri,
                 took_s=took_s,
+            )
+        )
+
+    def on_missed(self, missed: Any) -> None:
+        self._post(
+            lambda: CheckpointMissed(
+                time_s=time.time(),
+                attempt=self._attempt,
+                step=missed.step,
+                why=missed.why,
+                message=missed.message,
             )
         )
 

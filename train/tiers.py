@@ -22,6 +22,7 @@ from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import index_digest
 from ebbtide.train.manifest import CheckpointManifest
 from ebbtide.train.peers import Moment, PeerMemory
+from ebbtide.train.rhythm import Interruptions
 from ebbtide.train.saver import Saver
 
 logger = logging.getLogger(__name__)
@@ -69,10 +70,14 @@ def restore(
 
 
 def open_saver(
-    checkpoints: Checkpoints, state: Mapping[str, Tensor], nodes: Sequence[str]
+    checkpoints: Checkpoints,
+    state: Mapping[str, Tensor],
+    nodes: Sequence[str],
+    interruptions: Interruptions,
 ) -> Saver:
+    """What saves this generation's state, into the memory of ``nodes`` too if there are any."""
     memory = None
     if nodes:
         token, job = checkpoints.token, checkpoints.job
         memory = PeerMemory(checkpoints.run.uri, nodes, state, token, job)
-    return Saver(checkpoints, state, memory)
+    return Saver(checkpoints, state, memory, interruptions)

@@ -14,6 +14,7 @@ from ebbtide.platform.meter import Meter
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.loop import run_generation
 from ebbtide.train.manifest import CheckpointInfo
+from ebbtide.train.saver import Missed
 from ebbtide.train.step import StepResult
 
 Report = dict[str, float]
@@ -47,6 +48,9 @@ class Alone:
         self._report(self.last)
 
     def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
+        return None
+
+    def on_missed(self, missed: Missed) -> None:
         return None
 
 

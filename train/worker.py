@@ -75,6 +75,7 @@ def run_rank(spec: RankSpec) -> None:
     environment = context.get_runtime_env_string()
     attempt = from_first(lambda: int(ray.get(desk.begin.remote(nodes, environment))))
     skip = from_first(lambda: list(ray.get(desk.skipped.remote())))
+    interruptions = from_first(lambda: ray.get(desk.interruptions.remote()))
     log.bind(attempt=attempt)
     device = get_device()
     with LedgerWriter(open_storage(spec.config.run_uri), name=f"rank{rank}") as ledger:
@@ -86,7 +87,13 @@ def run_rank(spec: RankSpec) -> None:
             ) as surroundings,
         ):
             outcome = run_generation(
-                spec.config, attempt, surroundings, device, skip=skip, nodes=nodes
+                spec.config,
+                attempt,
+                surroundings,
+                device,
+                skip=skip,
+                nodes=nodes,
+                interruptions=interruptions,
             )
         if outcome.status == "left":
             ledger.flush()

@@ -124,7 +124,7 @@ class Demo:
             f"model.source={self._examples / 'model.json'}",
             f"steps={self._steps}",
             f"validation.every_steps={max(1, self._steps // 4)}",
-            "checkpoint.every_steps=10",
+            "checkpoint.every=10",
             f"workers.max={_NODES}",
         )
         arguments = ["tune", str(self._examples / "tune.yaml"), "--set", f"base={base}"]

@@ -104,7 +104,7 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_later(
     config = make_config(
         steps=60,
         model={"loss": "tests.train.user_code:slow_loss"},
-        checkpoint={"every_steps": 5},
+        checkpoint={"every": 5},
         workers={"min": 1, "max": 1},
     )
     file = tmp_path / "job.yaml"

@@ -28,7 +28,7 @@ def test_a_lost_peer_is_told_calmly_and_the_result_stays_readable(
     config = make_config(
         steps=40,
         model={"loss": "tests.train.user_code:slow_loss"},
-        checkpoint={"every_steps": 3},
+        checkpoint={"every": 3},
         workers={"min": 1, "max": 3},
     )
     file = tmp_path / "job.yaml"

@@ -86,7 +86,7 @@ def make_config(tiny: Tiny, tmp_path: Path) -> MakeConfig:
             "optimizer": {"lr": 3e-3},
             "schedule": {"warmup_steps": 1},
             "validation": {"every_steps": 6, "sequences": 7},
-            "checkpoint": {"every_steps": 100},
+            "checkpoint": {"every": 100},
         }
         for name, value in changes.items():
             merged = isinstance(value, dict) and isinstance(values.get(name), dict)

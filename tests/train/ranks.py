@@ -42,6 +42,7 @@ class Recorder:
     steps: list[Any] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
     saved: list[CheckpointInfo] = field(default_factory=list)
+    missed: list[Any] = field(default_factory=list)
     meter: Meter = field(default_factory=lambda: Meter(SystemClock()))
 
     def should_leave(self, step: int) -> str | None:
@@ -55,6 +56,9 @@ class Recorder:
 
     def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
         self.saved.append(info)
+
+    def on_missed(self, missed: Any) -> None:
+        self.missed.append(missed)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def saved(ranks: Ranks, make_config: MakeConfig, saved_once: Path) -> TrainConfi
     """A run of 4 steps by two ranks, with checkpoints at 1, 2 and 3, stopped there. A copy."""
     config = make_config(
         steps=4,
-        checkpoint={"every_steps": 1, "keep_last": 9},
+        checkpoint={"every": 1, "keep_last": 9},
         validation={"every_steps": 1, "sequences": 2},
     )
     if not (saved_once / "run").exists():

@@ -12,6 +12,7 @@ from ebbtide.train.events import (
     Skipped,
     Waiting,
 )
+from ebbtide.train.rhythm import Interruptions
 
 
 def test_attempts_go_on_from_those_of_earlier_drivers() -> None:
@@ -101,3 +102,17 @@ def test_the_driver_learns_which_nodes_are_held() -> None:
 def test_a_runs_actor_has_one_name() -> None:
     assert actor_name("s3://bucket/ä/run") == actor_name("s3://bucket/ä/run")
     assert actor_name("a") != actor_name("b")
+
+
+def test_what_ends_a_generation_from_outside_is_counted() -> None:
+    desk = Desk(interruptions=Interruptions(2, 100.0))
+    first = desk.begin(["a"])
+    assert desk.interruptions().count == 2
+    desk.ask_to_leave(first, "growth: a node is there")
+    second = desk.begin(["a", "b"])
+    assert desk.interruptions().count == 2
+    desk.ask_to_leave(second, "notice: b")
+    desk.begin(["a"])
+    desk.begin(["a"])  # that one was killed
+    assert desk.interruptions().count == 4
+    assert desk.interruptions().observed_s > 100.0

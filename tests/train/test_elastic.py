@@ -37,6 +37,7 @@ from ebbtide.train.history import History
 from ebbtide.train.job import train
 from ebbtide.train.loop import run_generation
 from ebbtide.train.manifest import CheckpointInfo
+from ebbtide.train.saver import Missed
 from ebbtide.train.step import StepResult
 from ebbtide.train.surroundings import samples_digest
 from ebbtide.train.trial import single_process_group
@@ -203,6 +204,9 @@ class Recorder:
     def on_checkpoint(self, info: CheckpointInfo, took_s: float) -> None:
         return None
 
+    def on_missed(self, missed: Missed) -> None:
+        return None
+
 
 def undisturbed(config: TrainConfig) -> Recorder:
     """The same job on one rank, in this process."""
@@ -249,7 +253,7 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     job = {
         "steps": 145,
         "batch": {"global_sequences": 24, "micro_sequences": 2},
-        "checkpoint": {"every_steps": 10},
+        "checkpoint": {"every": 10},
         "digest": True,
         "validation": {"every_steps": 40},
         "workers": {"min": 1, "max": 4},

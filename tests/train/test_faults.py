@@ -108,7 +108,7 @@ def test_a_stopped_rank_a_bad_batch_and_a_slow_poller(
     config = make_config(
         steps=150,
         on_nan="skip",
-        checkpoint={"every_steps": 3},
+        checkpoint={"every": 3},
         validation={"every_steps": 0},
         workers={"min": 1, "max": 2, "max_failures": 0},
         model={"loss": "code_of_faults_test:poisoned"},

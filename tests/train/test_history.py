@@ -15,6 +15,7 @@ from ebbtide.train.events import (
     Step,
 )
 from ebbtide.train.history import History
+from ebbtide.train.rhythm import Interruptions
 
 
 def began(attempt: int, world_size: int = 2) -> GenerationBegan:
@@ -115,3 +116,25 @@ def test_made_steps_are_either_kept_or_lost(attempts: list[tuple[int, int]]) -> 
     history = History(events)
     assert made + 1 == len(history.kept) + history.steps_lost()
     assert sorted(history.kept) == list(range(1, saved + 2))
+
+
+def test_interruptions_are_counted_over_the_time_that_the_run_was_up() -> None:
+    def at(time_s: float, event: Event) -> Event:
+        return event.model_copy(update={"time_s": time_s})
+
+    history = History(
+        [
+            Started(time_s=0, steps=9),
+            at(10, began(0)),
+            step(1, 0, 20.0),
+            Failed(time_s=30, attempt=0, cause="killed", message="", counted=False),
+            at(40, began(1)),
+            LeaveAsked(time_s=50, attempt=1, reason="growth: more"),
+            Left(time_s=60, attempt=1, step=1),
+            at(70, began(2)),
+            step(2, 2, 80.0),
+            Started(time_s=10_000, steps=9),  # the driver was gone for long
+            at(10_010, began(3)),
+        ]
+    )
+    assert history.interruptions == Interruptions(1, 90.0)

@@ -64,7 +64,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_once_and_is_never_saved(
 ) -> None:
     config = make_config(
         optimizer={"lr": 1e30, "clip_norm": 0.0},
-        checkpoint={"every_steps": 1, "keep_last": 2},
+        checkpoint={"every": 1, "keep_last": 2},
         workers={"min": 1, "max": 1},
     )
     with pytest.raises(TrainingError, match=r"step \d+: the loss is"):
@@ -129,7 +129,7 @@ def test_a_run_whose_driver_was_killed_goes_on_when_submitted_again(
     config = make_config(
         steps=40,
         model={"loss": "tests.train.user_code:slow_loss"},
-        checkpoint={"every_steps": 5},
+        checkpoint={"every": 5},
         workers={"min": 1, "max": 1},
     )
     first = other_driver(config)
@@ -167,7 +167,7 @@ def test_a_run_keeps_everything_in_s3(
     config = make_config(
         storage=f"s3://{s3_server.bucket}/jobs",
         workers={"min": 2, "max": 2},
-        checkpoint={"every_steps": 6},
+        checkpoint={"every": 6},
     )
     result = train(config, address=cluster.address)
     assert result.step == 12

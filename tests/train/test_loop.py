@@ -100,6 +100,19 @@ def test_world_size_and_history_leave_the_run_as_it_is(
     assert [info.step for info in mixed.saved] == [4, 6, 12]
 
 
+def test_saving_by_the_clock_is_agreed_on_and_changes_no_bit(
+    ranks: Ranks, make_config: MakeConfig
+) -> None:
+    seldom = make_config(name="seldom", steps=30, digest=True)
+    often = make_config(name="often", steps=30, digest=True, checkpoint={"every": "0.1s"})
+    undisturbed = first(ranks.run(1, train, seldom))
+    traces = ranks.run(3, train, often)
+    assert [s.digests for s in traces[0].steps] == [s.digests for s in undisturbed.steps]
+    steps = [info.step for info in traces[0].saved]
+    assert len(steps) > 2 and steps[-1] == 30
+    assert all([info.step for info in trace.saved] == steps for trace in traces)
+
+
 def test_ranks_beyond_the_validation_set_have_nothing_to_add(
     ranks: Ranks, make_config: MakeConfig
 ) -> None:
@@ -161,7 +174,7 @@ def test_what_is_not_finite_ends_the_run_and_is_not_saved(
     config = make_config(
         optimizer={"lr": 1e30},
         schedule={"warmup_steps": 0},
-        checkpoint={"every_steps": 1, "keep_last": 2},
+        checkpoint={"every": 1, "keep_last": 2},
     )
     with pytest.raises(TrainingError, match=r"step \d+: .*(nan|inf|not finite)"):
         ranks.run(2, train, config)

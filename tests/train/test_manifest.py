@@ -207,12 +207,27 @@ def test_what_is_damaged_is_named(run: Storage) -> None:
 
 def test_a_commit_needs_every_part_and_happens_once(run: Storage) -> None:
     save(run, 1)
+    another = description(1).model_copy(update={"time_s": 2.0})
     with pytest.raises(AlreadyExists):
-        save(run, 1)
+        manifest.commit(run.child(manifest.checkpoint_key(1, "aa")), another)
     lone = run.child(manifest.checkpoint_key(2, "aa"))
     manifest.put_part(lone, 0, [put_file(lone, "__0_0.distcp", b"x")])
     with pytest.raises(CheckpointError, match="rank 1 has not stored its part"):
         manifest.commit(lone, description(2))
+    assert the_newest(run) == 1
+
+
+def test_a_commit_whose_answer_was_lost_and_that_is_repeated_is_ours(run: Storage) -> None:
+    class Forgetful(LocalStorage):
+        """A server that stores, and whose answer does not arrive: the client repeats the put."""
+
+        def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+            super().put(key, data, if_absent=if_absent)
+            super().put(key, data, if_absent=if_absent)
+
+    checkpoint = Forgetful(Path(run.uri, manifest.checkpoint_key(1, "aa")))
+    manifest.put_part(checkpoint, 0, [put_file(checkpoint, "__0_0.distcp", b"x")])
+    manifest.commit(checkpoint, description(1, 1))
     assert the_newest(run) == 1
 
 

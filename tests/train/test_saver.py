@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch.distributed as dist
 
 from ebbtide.platform.errors import StorageError, TrainingError
 from ebbtide.platform.storage import LocalStorage, open_storage
-from ebbtide.train import saver as module
 from ebbtide.train.checkpoint import Checkpoints
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import list_checkpoints, newest, verify
@@ -77,8 +77,8 @@ def test_a_save_is_of_the_state_when_it_was_begun(ranks: Ranks, make_config: Mak
 
 
 def save_too_often(config: TrainConfig) -> tuple[list[int], list[int]]:
-    module._PATIENCE_S = 0.1
     saver, _ = make_saver(config)
+    saver._patience.spend(4.9, time.monotonic())
     saver.begin(moment(1))
     saver.begin(moment(2))  # rank 1 is at work: left out everywhere
     Gate.open.set()
@@ -96,7 +96,7 @@ def test_what_the_storage_is_too_slow_for_is_left_out_on_all_ranks(
     assert steps == [3, 1]
 
 
-def refuse(config: TrainConfig) -> tuple[list[int], str, list[int]]:
+def refuse(config: TrainConfig) -> tuple[list[int], str, list[int], list[tuple[int, str]]]:
     saver, _ = make_saver(config)
     Gate.refuses = True
     Gate.open.set()
@@ -113,18 +113,77 @@ def refuse(config: TrainConfig) -> tuple[list[int], str, list[int]]:
     Gate.refuses = False
     saver.begin(moment(3))
     saver._outcomes.clear()
-    return taken, said, [saved.info.step for saved in saver.wait()]
+    then = [saved.info.step for saved in saver.wait()]
+    return taken, said, then, [(each.step, each.why) for each in saver.missed()]
 
 
 def test_a_refused_save_is_left_but_the_last_one_is_an_error(
     ranks: Ranks, make_config: MakeConfig
 ) -> None:
     config = make_config()
-    for taken, said, then in ranks.run(2, refuse, config):
+    for taken, said, then, missed in ranks.run(2, refuse, config):
         assert (taken, then) == ([], [3])
+        assert missed == [(1, "failed"), (2, "failed")]
         assert said.endswith("no space left")
     complete = [i for i in list_checkpoints(open_storage(config.run_uri)) if i.state == "complete"]
     assert [info.step for info in complete] == [3]
+
+
+def refuse_the_last(config: TrainConfig) -> tuple[list[int], list[int]]:
+    """One that is stored and not yet told of, and then one that is refused."""
+    saver, _ = make_saver(config)
+    Gate.open.set()
+    saver.begin(moment(1))
+    while not saver._outcomes:
+        time.sleep(0.01)
+    Gate.refuses = True
+    saver.begin(moment(2), must=True)
+    with pytest.raises(StorageError):
+        saver.wait()
+    return [saved.info.step for saved in saver.take()], [each.step for each in saver.missed()]
+
+
+def test_a_save_before_a_refused_one_is_told_of(ranks: Ranks, make_config: MakeConfig) -> None:
+    assert ranks.run(2, refuse_the_last, make_config()) == [([1], [2])] * 2
+
+
+def insist(config: TrainConfig) -> list[int]:
+    """The save after the last step is refused at first."""
+    saver, _ = make_saver(config)
+    Gate.open.set()
+    Gate.refuses = True
+    saver.begin(moment(config.steps), must=True)
+    threading.Timer(1.5, lambda: setattr(Gate, "refuses", False)).start()
+    return [saved.info.step for saved in saver.wait()]
+
+
+def test_the_save_after_the_last_step_is_tried_again(ranks: Ranks, make_config: MakeConfig) -> None:
+    assert ranks.run(2, insist, make_config()) == [[12], [12]]
+
+
+def save_with_a_full_disk(config: TrainConfig) -> tuple[list[int], list[str], list[int]]:
+    """Rank 1's local disk takes no file of more than 64 KiB (as a full one: by the kernel)."""
+    saver, _ = make_saver(config)
+    Gate.open.set()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    saver.begin(moment(1))
+    while not saver._outcomes:
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    none = [saved.info.step for saved in saver.take()]
+    said = [each.message for each in saver.missed()]
+    saver.begin(moment(2))
+    return none, said, [saved.info.step for saved in saver.wait()]
+
+
+def test_a_full_disk_fails_that_save_only(ranks: Ranks, make_config: MakeConfig) -> None:
+    for none, said, then in ranks.run(2, save_with_a_full_disk, make_config()):
+        assert (none, then) == ([], [2])
+        assert len(said) == 1
+        assert "could not be written to" in said[0] and "rank 1: " in said[0]
+        assert said[0].endswith("free space there, or set TMPDIR")
 
 
 class Watched(LocalStorage):

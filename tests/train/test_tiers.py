@@ -26,7 +26,7 @@ NODES = ("tiers-a", "tiers-b")
 
 @pytest.fixture
 def config(make_config: MakeConfig) -> Iterator[TrainConfig]:
-    config = make_config(steps=9, checkpoint={"every_steps": 100}, digest=True)
+    config = make_config(steps=9, checkpoint={"every": 100}, digest=True)
     yield config
     for node in NODES:
         Folder(config.run_uri, node).remove()
@@ -56,7 +56,7 @@ def train_until(config: TrainConfig, stop: int | None, world_size: int) -> list[
 def test_a_killed_run_goes_on_from_memory_with_the_same_bits(
     ranks: Ranks, config: TrainConfig, make_config: MakeConfig
 ) -> None:
-    whole = make_config(name="whole", steps=9, checkpoint={"every_steps": 100}, digest=True)
+    whole = make_config(name="whole", steps=9, checkpoint={"every": 100}, digest=True)
     undisturbed = ranks.run(1, train_until, whole, None, 1)[0]
     first = ranks.run(2, train_until, config, 8, 2)[0]
     assert [step.step for step in first] == list(range(1, 9))

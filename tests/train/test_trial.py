@@ -36,7 +36,7 @@ def test_with_checkpoints_it_goes_on_where_it_was(make_config: MakeConfig) -> No
         raise Stop
 
     config = make_config(
-        steps=4, validation={"every_steps": 2}, checkpoint={"every_steps": 1, "keep_last": 1}
+        steps=4, validation={"every_steps": 2}, checkpoint={"every": 1, "keep_last": 1}
     )
     with pytest.raises(Stop):
         run_trial(config, stop, checkpoints=True)
