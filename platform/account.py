@@ -9,15 +9,15 @@ goodput = compute of kept steps / node-seconds.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal, TypeVar
 
 from ebbtide.platform import timeline
 from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import Finished, NodeUp, Record, Started
+from ebbtide.platform.records import Finished, NodeUp, Record, SaveMissed, Started
 
 _US_PER_HOUR = 3_600_000_000
 K = TypeVar("K", bound=Hashable)
@@ -110,10 +110,12 @@ class Account:
 
     ``status`` is what the driver wrote when it finished, ``running``, or ``lost`` where a run has
     not finished and given no sign of life for a minute (up to which it is accounted).
+    ``saves_missed`` counts checkpoints that came to nothing, by why: left out, failed.
     """
 
     rows: tuple[Row, ...]
     status: str | Literal["running", "lost"]
+    saves_missed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> Total:
@@ -162,7 +164,8 @@ def account(records: Sequence[Record], now_s: float) -> Account:
         for share, time_us in shares.items()
     ]
     rows.sort(key=lambda row: (row.node.time_s, row.node.node_id, row.attempt or 0, row.owner))
-    return Account(tuple(rows), _status(records, now_s))
+    missed = Counter(record.why for record in records if isinstance(record, SaveMissed))
+    return Account(tuple(rows), _status(records, now_s), dict(missed))
 
 
 def _status(records: Sequence[Record], now_s: float) -> str:

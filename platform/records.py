@@ -103,6 +103,16 @@ class Alive(_Record):
     time_s: Seconds
 
 
+class SaveMissed(_Record):
+    """A checkpoint that fell due after ``step`` steps and was left out, or that has failed."""
+
+    kind: Literal["save_missed"] = "save_missed"
+    time_s: Seconds
+    attempt: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    why: str
+
+
 class Finished(_Record):
     """The driver is done with the run, and with its nodes, in this way."""
 
@@ -111,7 +121,7 @@ class Finished(_Record):
     status: str
 
 
-Record = Started | NodeUp | NodeDown | Attempt | Span | Alive | Finished
+Record = Started | NodeUp | NodeDown | Attempt | Span | Alive | SaveMissed | Finished
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

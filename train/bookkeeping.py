@@ -14,10 +14,11 @@ from decimal import Decimal
 
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.prices import Catalogue, Market
-from ebbtide.platform.records import Attempt, NodeDown, NodeUp, Record
+from ebbtide.platform.records import Attempt, NodeDown, NodeUp, Record, SaveMissed
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
     Checkpoint,
+    CheckpointMissed,
     Event,
     Failed,
     GenerationBegan,
@@ -88,6 +89,12 @@ class Bookkeeping:
                 return self._attempt(event.step - 1)
             case Checkpoint():
                 self._saved_step = event.step
+            case CheckpointMissed():
+                return [
+                    SaveMissed(
+                        time_s=event.time_s, attempt=event.attempt, step=event.step, why=event.why
+                    )
+                ]
             case Left():
                 self._ended_s = event.time_s
             case Failed():

@@ -73,6 +73,7 @@ def document(run_uri: str, result: Account, faults: Iterable[LedgerFault] = ()) 
             }
             for node, part in result.by(lambda row: row.node).items()
         ],
+        "saves_missed": dict(result.saves_missed),
         "ledger_faults": [
             {"key": fault.key, "line": fault.line, "reason": fault.reason} for fault in faults
         ],
@@ -159,6 +160,9 @@ def _summary(result: Account) -> list[str]:
     lines = []
     if result.goodput is not None:
         lines.append(f"goodput {100 * result.goodput:.1f}% of node time (compute of kept steps)")
+    if result.saves_missed:
+        counts = ", ".join(f"{count} {why}" for why, count in sorted(result.saves_missed.items()))
+        lines.append(f"checkpoints that came to nothing: {counts}")
     spent, on_demand = total.spent.usd, total.on_demand.usd
     if total.spent.partial:
         lines.append(

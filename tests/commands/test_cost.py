@@ -12,7 +12,7 @@ import pytest
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
-from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, Span
+from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, SaveMissed, Span
 from ebbtide.platform.storage import LocalStorage
 
 T = 1_700_000_000.0
@@ -60,6 +60,8 @@ def run(tmp_path: Path) -> Path:
                     last_step=30 * index + 30,
                 )
             )
+        for why in ("left out", "failed", "left out"):
+            writer.write(SaveMissed(time_s=T + 100, attempt=0, step=9, why=why))
         writer.write(Finished(time_s=T + 600, status="finished"))
     return path
 
@@ -88,6 +90,7 @@ def test_json_has_exact_figures(run: Path) -> None:
         ("a", "1.20", 0.2),
         ("b", None, None),
     ]
+    assert document["saves_missed"] == {"left out": 2, "failed": 1}
     assert document["ledger_faults"] == []
 
 
@@ -100,6 +103,7 @@ def test_tables_show_it_and_a_damaged_line_is_said_not_fatal(run: Path) -> None:
     assert "idle 60.0 9.1 unknown unknown" in shown
     assert "total 660.0 100.0 $0.2000 (partial) $0.6000 (partial)" in shown
     assert "60.0 node-seconds have no known price" in shown
+    assert "checkpoints that came to nothing: 1 failed, 2 left out" in shown
     assert "1 ledger lines could not be read" in result.stderr
     assert "torn-000000.jsonl:1" in result.stderr
 

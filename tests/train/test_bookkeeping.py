@@ -6,11 +6,12 @@ from decimal import Decimal
 
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.prices import Market, load_catalogue
-from ebbtide.platform.records import Attempt, NodeDown, NodeUp
+from ebbtide.platform.records import Attempt, NodeDown, NodeUp, SaveMissed
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
     Checkpoint,
+    CheckpointMissed,
     Failed,
     GenerationBegan,
     Left,
@@ -147,3 +148,9 @@ def test_a_market_that_is_not_one_falls_back_to_the_jobs() -> None:
     records, _ = book.see(["x"], odd, set(), 0.0)
     assert isinstance(records[0], NodeUp)
     assert records[0].market is Market.ON_DEMAND
+
+
+def test_saves_that_came_to_nothing_are_in_the_ledger() -> None:
+    missed = CheckpointMissed(time_s=120.0, attempt=0, step=7, why="left out", message="slow")
+    records = books().follow([began(0, 110.0, "a"), step(7, 0, 115.0), missed])
+    assert records[1:] == [SaveMissed(time_s=120.0, attempt=0, step=7, why="left out")]
