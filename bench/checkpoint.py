@@ -6,6 +6,8 @@ JSON last:
 
 - ``stall_percent_every_10``, ``stall_percent_every_step``: time for which the loop waited for saves
   over the time of the steps, saving every ten steps and every step.
+- ``stored_percent_every_step``: of the saves asked for every step, how many the storage was fast
+  enough for; the others were left out.
 - ``stall_s``, ``sync_s3_stall_s``, ``async_save_stall_s``: the wait for one save: ours;
   ``dcp.save`` and an upload; ``dcp.async_save`` to a local folder (not uploaded). Medians.
 - ``stall_ratio_sync_s3``: ``sync_s3_stall_s`` over ``stall_s``.
@@ -34,15 +36,18 @@ from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.train.config import TrainConfig
 
 WARM_UP = 3
+NEVER = 10**9
 NODES = ("bench-a", "bench-b")
 
 
-def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
-    """Steps with a save of ours after every so many: seconds of steps, stalls and commits."""
+def saving(config: TrainConfig) -> dict[str, Any]:
+    """Steps with saves of ours, as the job says: seconds of steps, stalls and commits."""
     import torch
+    import torch.distributed as dist
 
     from ebbtide.train.loop import Training
     from ebbtide.train.peers import Moment
+    from ebbtide.train.step import Wishes
     from ebbtide.train.trial import Alone
 
     training = Training(
@@ -53,8 +58,9 @@ def saving(config: TrainConfig, every: int | None) -> dict[str, Any]:
     steps_s, stalls_s, commits_s = [], [], []
     for number in range(config.steps):
         start_s = time.perf_counter()
-        training.step.run(number)
-        if every is not None and (number + 1) % every == 0:
+        if dist.get_rank() == 0:
+            training.step.wishes = Wishes(save=saver.wants_save(number + 1))
+        if training.step.run(number).wishes.save:
             begin_s = time.perf_counter()
             saver.begin(Moment(number + 1, 0, None, None))
             stalls_s.append(time.perf_counter() - begin_s)
@@ -168,37 +174,42 @@ def by_hand(config: TrainConfig, folder: str, saves: int) -> dict[str, list[floa
 
 def measure(folder: Path, server: LocalS3, is_short: bool) -> dict[str, float]:
     """All figures."""
-    steps = 30 if is_short else 100
+    steps, steps_1 = (30, 15) if is_short else (100, 40)
 
     def job(
-        name: str, storage: str = f"s3://{server.bucket}/runs", count: int = steps
+        name: str,
+        storage: str = f"s3://{server.bucket}/runs",
+        count: int = steps,
+        every: int = NEVER,
     ) -> TrainConfig:
-        return make_job(folder, name=name, steps=count, storage=storage)
+        checkpoint = {"every": every, "keep_last": 1}
+        return make_job(folder, name=name, steps=count, storage=storage, checkpoint=checkpoint)
 
-    without = run_ranks(2, saving, job("without"), None)
-    every_10 = run_ranks(2, saving, job("every-10"), 10)
-    every_1 = run_ranks(2, saving, job("every-1", count=max(15, steps // 3)), 1)
-    again = run_ranks(2, saving, job("again"), None)
-    run_ranks(2, saving, job("on-disk", str(folder), 12), 10)
+    without = run_ranks(2, saving, job("without"))
+    every_10 = run_ranks(2, saving, job("every-10", every=10))
+    every_1 = run_ranks(2, saving, job("every-1", count=steps_1, every=1))
+    again = run_ranks(2, saving, job("again"))
+    run_ranks(2, saving, job("on-disk", str(folder), 12, 10))
     hand = run_ranks(2, by_hand, job("by-hand"), str(folder / "dcp"), 3 if is_short else 6)
     plain_s = statistics.mean(without["steps"] + again["steps"])
     stall_s = statistics.median(every_10["stalls"])
     sync_s = statistics.median(hand["sync"])
 
-    def share(found: dict[str, Any], count: int) -> float:
-        return 100 * statistics.mean(found["stalls"]) / (plain_s * count)
+    def share(found: dict[str, Any]) -> float:
+        return 100 * sum(found["stalls"]) / (plain_s * len(found["steps"]))
 
-    memory = run_ranks(2, remembering, job("memory", count=max(15, steps // 3)))
+    memory = run_ranks(2, remembering, job("memory", count=steps_1))
     return {
-        "stall_percent_every_10": share(every_10, 10),
-        "stall_percent_every_step": share(every_1, 1),
+        "stall_percent_every_10": share(every_10),
+        "stall_percent_every_step": share(every_1),
+        "stored_percent_every_step": 100 * len(every_1["commits"]) / steps_1,
         "stall_ratio_sync_s3": sync_s / stall_s,
         "stall_s": stall_s,
         "sync_s3_stall_s": sync_s,
         "async_save_stall_s": statistics.median(hand["async"]),
         "throughput_loss_percent": 100 * (statistics.mean(every_10["steps"]) / plain_s - 1),
         "commit_s": statistics.median(every_10["commits"]),
-        "memory_stall_percent_every_step": share(memory, 1),
+        "memory_stall_percent_every_step": share(memory),
         "memory_throughput_loss_percent": 100 * (statistics.mean(memory["steps"]) / plain_s - 1),
         "restore_memory_s": statistics.median(memory["restores"]),
         "restore_disk_s": statistics.median(

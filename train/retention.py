@@ -36,14 +36,15 @@ def surplus(
 ) -> list[CheckpointInfo]:
     """What may go, now that ``committed`` is.
 
-    Kept are it and the complete ones before it, ``keep_last`` in all; beside them the best of all
-    these and those that a person has pinned. Complete ones of a higher step are of another course
-    of the run: they count for nothing here and are left alone. A damaged one goes once a complete
+    Kept are it and the complete ones before it (by step, then by name, so that no two that are
+    committed at once remove each other), ``keep_last`` in all; beside them the best of all these
+    and those that a person has pinned. Complete ones of a higher step are of another course of the
+    run: they count for nothing here and are left alone. A damaged one goes once a complete
     one of a higher step exists. An incomplete one goes at once if this attempt has left it, and
     else when nothing was added to it for the grace time.
     """
     others = [info for info in found if info.name != committed.name]
-    past = [info for info in others if info.step <= committed.step]
+    past = [i for i in others if (i.step, i.name) < (committed.step, committed.name)]
     complete = sorted((i for i in past if i.state == "complete"), key=lambda i: -i.step)
     champion = best([*past, committed]) if keep.keep_best else None
     old = [i for i in complete[keep.keep_last - 1 :] if i != champion and not i.is_pinned]

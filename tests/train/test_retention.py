@@ -110,7 +110,8 @@ def test_always(
     assert len({one.name for one in gone}) == len(gone)
     assert not any(one.is_pinned and one.state != "incomplete" for one in gone)
     assert all(one.step <= step for one in gone if one.state != "incomplete")
-    past = [one for one in whole if one.step <= step and one.state == "complete"]
+    place = (committed.step, committed.name)
+    past = [one for one in whole if (one.step, one.name) <= place and one.state == "complete"]
     kept = [one for one in past if one not in gone]
     assert len(kept) >= min(last, len(past))
     assert len([one for one in kept if not one.is_pinned]) <= last + keep_best
@@ -122,3 +123,14 @@ def test_always(
     for one in found:
         if one.state == "incomplete":
             assert (one in gone) == (now_s - one.written_s >= GRACE_S)
+
+
+@given(INFOS, st.integers(1, 3))
+def test_no_two_that_are_committed_at_once_remove_each_other(
+    found: list[CheckpointInfo], last: int
+) -> None:
+    complete = [one for one in found if one.state == "complete"]
+    gone = {one.name: surplus(found, one, keep(last)) for one in complete}
+    for one in complete:
+        for other in complete:
+            assert not (one in gone[other.name] and other in gone[one.name])
