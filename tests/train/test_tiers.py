@@ -26,7 +26,7 @@ NODES = ("tiers-a", "tiers-b")
 
 @pytest.fixture
 def config(make_config: MakeConfig) -> Iterator[TrainConfig]:
-    config = make_config(steps=9, checkpoint={"every": 100}, digest=True)
+    config = make_config(steps=9, checkpoint={"every": 100, "give_up_s": 0}, digest=True)
     yield config
     for node in NODES:
         Folder(config.run_uri, node).remove()
