@@ -23,6 +23,7 @@ from ebbtide.platform.market.hazard import (
     age_class,
     ages_s,
     draw_series,
+    unchanged,
 )
 
 GRADES = 4
@@ -34,6 +35,9 @@ STATES = NONE + GRADES
 MADE_UP_TICKS = 20_000
 WORTH_HOURS = 27.0
 """How many hours of a real past the made-up past is worth."""
+
+HISTORY_HOURS = 96.0
+"""How many hours of what is seen now a history is worth at most, however long it is."""
 
 Grades = NDArray[np.int64]
 
@@ -144,28 +148,33 @@ def _rows(counts: Array) -> Array:
 
 
 def learn(
-    pasts: Sequence[tuple[Sequence[Series], float]],
+    history: Sequence[Series],
+    now: Sequence[Series],
     usd: Array,
     tick_s: float,
     step_ticks: int,
     restart_h: float,
 ) -> tuple[Chain, Grades]:
-    """The chain and the grades that pasts tell: each one series a zone, and a weight.
+    """The chain and the grades that a history and what is seen now tell: one series a zone each.
 
-    ``usd``: one price a zone. The made-up past is always the same for the same pasts.
+    History counts as ``HISTORY_HOURS`` at most, and the less, the less likely it is that the zones
+    still behave as they did. ``usd``: one price a zone. The made-up past is always the same for the
+    same pasts.
     """
-    hazards = []
-    for zone in range(len(usd)):
-        spells = Spells.of(np.zeros(0, dtype=np.uint8), tick_s)
-        for past, weight in pasts:
-            seen = Spells.of(past[zone], tick_s)
-            spells = spells + Spells(weight * seen.hours, weight * seen.changes)
-        hazards.append(spells.per_hour())
+    hours = len(history[0]) * tick_s / 3600
+    worth = min(1.0, HISTORY_HOURS / hours) if hours else 0.0
+    weights, hazards = [], []
+    for before, seen in zip(history, now, strict=True):
+        past, present = Spells.of(before, tick_s), Spells.of(seen, tick_s)
+        known = Spells(worth * past.hours, worth * past.changes)
+        weight = unchanged(known, present)
+        weights.append(worth * weight)
+        hazards.append((Spells(weight * known.hours, weight * known.changes) + present).per_hour())
     grades = grade_table(hazards, usd, restart_h)
     counts = Counts(step_ticks, usd)
     draw = np.random.default_rng(0)
     made_up = [draw_series(per_hour, tick_s, MADE_UP_TICKS, draw) for per_hour in hazards]
     counts.add(made_up, grades, tick_s, WORTH_HOURS * 3600 / tick_s / MADE_UP_TICKS)
-    for past, weight in pasts:
-        counts.add(past, grades, tick_s, weight)
+    counts.add(history, grades, tick_s, float(np.mean(weights)))
+    counts.add(now, grades, tick_s, 1.0)
     return counts.chain(), grades

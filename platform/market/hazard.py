@@ -8,6 +8,7 @@ zone of which nothing is known has the prior), and each age's hazard is drawn to
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,38 @@ class Spells:
         prior = PRIOR_PER_HOUR * (seen + PRIOR_CHANGES) / (expected + PRIOR_CHANGES)
         hazards: Array = (self.changes + PRIOR_HOURS * prior) / (self.hours + PRIOR_HOURS)
         return hazards
+
+
+def unchanged(before: Spells, now: Spells) -> float:
+    """How likely it is that a zone still behaves as before, given what is seen of it now.
+
+    Bayes' rule with even odds between two ways to explain how often spells ended: the level that
+    ``before`` tells, and a new one of which only the prior is known (both gamma-Poisson).
+    """
+    odds = 0.0
+    for state in (0, 1):
+        events, expected = _level(now, state)
+        more, longer = _level(before, state)
+        fresh = _log_evidence(PRIOR_CHANGES, PRIOR_CHANGES, events, expected)
+        odds += (
+            _log_evidence(PRIOR_CHANGES + more, PRIOR_CHANGES + longer, events, expected) - fresh
+        )
+    return 1.0 / (1.0 + math.exp(min(-odds, 700.0)))
+
+
+def _level(spells: Spells, state: int) -> tuple[float, float]:
+    """Changes seen, and those that the prior expects in as long a time."""
+    expected = (spells.hours[state] * PRIOR_PER_HOUR[state]).sum()
+    return float(spells.changes[state].sum()), float(expected)
+
+
+def _log_evidence(shape: float, rate: float, events: float, expected: float) -> float:
+    return (
+        math.lgamma(shape + events)
+        - math.lgamma(shape)
+        + shape * math.log(rate)
+        - (shape + events) * math.log(rate + expected)
+    )
 
 
 def draw_series(per_hour: Array, tick_s: float, ticks: int, draw: np.random.Generator) -> Series:

@@ -24,7 +24,8 @@ IDLE, ON_DEMAND, SPOT = 0, 1, 2
 def optimum_usd(terms: Terms, windows: Sequence[Window]) -> list[float]:
     """The least dollars for each window; infinite where not even on-demand meets the deadline.
 
-    All windows have the ticks and zones of ``terms``. Work is counted in whole ticks, rounded up.
+    All windows have the ticks and zones of ``terms``. The last tick of work is paid to its
+    end only.
     """
     if not windows:
         return []
@@ -36,14 +37,22 @@ def optimum_usd(terms: Terms, windows: Sequence[Window]) -> list[float]:
     offered = np.array([[zone.nodes[:ticks] for zone in window.zones] for window in windows])
     spot = np.array([list(zip(*window.spot_usd()[:ticks], strict=True)) for window in windows])
     on_demand = np.array([[window.on_demand_usd_per_hour] for window in windows])
-    cost = _solve(offered >= terms.nodes, spot, on_demand, work, ticks, delay)
+    last = terms.work_s / terms.tick_s - (work - 1)
+    cost = _solve(offered >= terms.nodes, spot, on_demand, work, ticks, delay, last)
     return [float(value) * terms.nodes * terms.tick_s / HOUR_S for value in cost]
 
 
 def _solve(
-    able: NDArray[np.bool_], spot: Values, on_demand: Values, work: int, ticks: int, delay: int
+    able: NDArray[np.bool_],
+    spot: Values,
+    on_demand: Values,
+    work: int,
+    ticks: int,
+    delay: int,
+    last_part: float,
 ) -> Values:
-    """Least cost per node in dollars-an-hour x ticks. ``able``, ``spot``: [window, zone, tick]."""
+    """Least cost per node in dollars-an-hour x ticks. ``able``, ``spot``: [window, zone, tick];
+    ``last_part``: how much of a tick the last tick of work takes."""
     windows, zones, _ = able.shape
     slacks = ticks - work + 1
     start_usd, may_start = _starts(able, spot, delay)
@@ -54,10 +63,12 @@ def _solve(
         idle = now[IDLE]
         idle[:, 0] = np.inf
         idle[:, 1:] = last[IDLE, :, :-1]
-        running = [last[ON_DEMAND] + on_demand]
+        paid = np.ones(slacks)
+        paid[left - 1 : left] = last_part  # where one tick of work is left
+        running = [last[ON_DEMAND] + on_demand * paid]
         for zone in range(zones):
             usd = np.where(able[:, zone, tick], spot[:, zone, tick], np.inf)
-            running.append(last[SPOT + zone] + usd[:, None])
+            running.append(last[SPOT + zone] + usd[:, None] * paid)
         if delay == 0:
             for value in running:
                 np.minimum(idle, value, out=idle)

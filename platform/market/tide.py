@@ -26,6 +26,9 @@ MOST_STEPS = 640
 REPLANS = (0.0, 1 / 10, 1 / 3)
 """Shares of the deadline after which to plan anew."""
 
+FIRST_AGE_S = 6240.0
+"""The age that a spell is taken to have which is under way when a job first looks."""
+
 
 class Outlook(NamedTuple):
     """What was learnt, and the plan for it. ``step_s``: the plan's step."""
@@ -49,9 +52,8 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Tide:
-    """``history_weight``: how much a tick of ``Terms.history`` counts against one of the job."""
+    """The policy; it has nothing to set."""
 
-    history_weight: float = 0.5
     name: str = "tide"
 
     def start(self, terms: Terms) -> Memory:
@@ -70,7 +72,7 @@ class Tide:
         able = tuple(nodes >= terms.nodes for nodes in seen.spot_nodes)
         past, first = memory.seen, not memory.age_s
         if first:
-            age_s = (0.0,) * len(able)
+            age_s = (FIRST_AGE_S,) * len(able)
         else:
             age_s = tuple(
                 age + terms.tick_s if now == was[-1] else 0.0
@@ -82,7 +84,7 @@ class Tide:
         due = plans < len(REPLANS) and seen.elapsed_s >= REPLANS[plans] * terms.deadline_s
         if due and able:
             plans += 1
-            outlook = _outlook(self.history_weight, terms, past, seen)
+            outlook = _outlook(terms, past, seen)
         return Memory(terms, past, age_s, none_s, plans, outlook)
 
 
@@ -124,33 +126,34 @@ def _none_state(steps: float) -> int:
     return sum(steps + EPSILON_S >= edge for edge in _NONE_EDGES) - 1
 
 
-def _outlook(weight: float, terms: Terms, past: tuple[bytes, ...], seen: Seen) -> Outlook:
+def _outlook(terms: Terms, past: tuple[bytes, ...], seen: Seen) -> Outlook:
     """Plan with what is known. The first plans of jobs on equal terms are the same: kept."""
     usd = tuple(seen.spot_usd)
     if len(past[0]) <= 1:
-        return _first_outlook(weight, terms, usd, seen.on_demand_usd)
-    return _plan(weight, terms, past, usd, seen)
+        return _first_outlook(terms, usd, seen.on_demand_usd)
+    return _plan(terms, past, usd, seen)
 
 
 @lru_cache(maxsize=64)
-def _first_outlook(
-    weight: float, terms: Terms, usd: tuple[float, ...], on_demand_usd: float
-) -> Outlook:
+def _first_outlook(terms: Terms, usd: tuple[float, ...], on_demand_usd: float) -> Outlook:
     seen = Seen(0.0, terms.work_s, IDLE, 0.0, (), usd, on_demand_usd)
-    return _plan(weight, terms, (b"",) * len(terms.zones), usd, seen)
+    return _plan(terms, (b"",) * len(terms.zones), usd, seen)
 
 
-def _plan(
-    weight: float, terms: Terms, past: tuple[bytes, ...], usd: Sequence[float], seen: Seen
-) -> Outlook:
+def _plan(terms: Terms, past: tuple[bytes, ...], usd: Sequence[float], seen: Seen) -> Outlook:
     left_s = terms.deadline_s - seen.elapsed_s
     wish_s = max(terms.tick_s, terms.restart_s / 2, left_s / MOST_STEPS)
     step_ticks = max(1, round(wish_s / terms.tick_s))
     step_s = step_ticks * terms.tick_s
-    pasts = [(_series(past), 1.0)]
-    if terms.history:
-        pasts.append((_series(terms.history), weight))
-    chain, grades = learn(pasts, np.array(usd), terms.tick_s, step_ticks, terms.restart_s / 3600)
+    history = terms.history or (b"",) * len(terms.zones)
+    chain, grades = learn(
+        _series(history),
+        _series(past),
+        np.array(usd),
+        terms.tick_s,
+        step_ticks,
+        terms.restart_s / 3600,
+    )
     steps = int(left_s / step_s) + 2
     slack = max(0, int((left_s - seen.work_left_s) / step_s)) + 1
     delay = round(terms.restart_s / step_s)

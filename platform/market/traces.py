@@ -125,14 +125,10 @@ def read_sets(paths: Iterable[Path]) -> Mapping[str, tuple[Trace, ...]]:
 def _short_names(folders: list[Path]) -> dict[Path, str]:
     """Each folder's path without the parts that all have in common, but never nothing."""
     parts = [folder.resolve().parts for folder in folders]
-    shared = 0
-    if len(parts) > 1:
-        while len({part[shared : shared + 1] for part in parts}) == 1:
-            shared += 1
-    return {
-        folder: "/".join(part[min(shared, len(part) - 1) :])
-        for folder, part in zip(folders, parts, strict=True)
-    }
+    shared = min(len(part) for part in parts) - 1
+    while shared and len({part[:shared] for part in parts}) > 1:
+        shared -= 1
+    return {folder: "/".join(part[shared:]) for folder, part in zip(folders, parts, strict=True)}
 
 
 def align(traces: Iterable[Trace], tick_s: float) -> tuple[Trace, ...]:
