@@ -4,6 +4,10 @@ Backward dynamic program over (steps left, slack, what runs, what the market off
 left - steps of work left: it falls by one with every step without progress and never rises, so a
 plan is a table over few values. A deadline that on-demand can meet is met in every plan: what would
 risk it has infinite cost.
+
+While spot is on offer a plan never waits: to wait then, for a better zone, is to bet on the chain
+alone, and when the market has changed since it was learnt the bet costs the slack that is needed
+later (a third of a job's cost in made-up markets that get worse; nothing is lost in real ones).
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ def solve(chain: Chain, on_demand_usd: float, delay: int, steps: int, slack: int
     for left in range(1, steps + 1):
         later = _one_slack_less(idle)  # no progress in this step
         best = market @ later
+        best[NONE:] = _NEVER
         buying, holding = np.empty_like(bought), np.empty_like(held)
         buying[0] = market @ bought[0] + price
         holding[0] = kept @ held[0] + lost @ idle + usd

@@ -73,7 +73,7 @@ def test_no_policy_is_cheaper(zones: list[str], work: int) -> None:
 
 def test_the_last_tick_of_work_is_paid_to_its_end() -> None:
     job = Terms(2.25 * TICK_S, 5 * TICK_S, TICK_S, TICK_S, ("a",))
-    assert optimum_usd(job, [window(".....")]) == [
+    assert optimum_usd(job, [window("#####")]) == [
         pytest.approx(3.25 * TICK_S / 3600 * SPOT_USD),
     ]
     assert optimum_usd(job, [window(".....")]) == [
