@@ -96,11 +96,12 @@ class Total:
 
 @dataclass(frozen=True)
 class Row:
-    """The part of a node's time that one owner had in one attempt."""
+    """The part of a node's time that one owner had in one attempt and epoch."""
 
     node: NodeUp
     attempt: int | None
     owner: Owner
+    epoch: int | None
     total: Total
 
 
@@ -137,14 +138,22 @@ class Account:
     @property
     def by_attempt(self) -> dict[int | None, Total]:
         """By attempt in order; None is node time before there was any attempt."""
-        found = self.by(lambda row: row.attempt)
-        return {n: found[n] for n in sorted(found, key=lambda n: -1 if n is None else n)}
+        return _in_order(self.by(lambda row: row.attempt))
+
+    @property
+    def by_epoch(self) -> dict[int | None, Total]:
+        """By epoch (0-based) in order; None where the ledger does not say."""
+        return _in_order(self.by(lambda row: row.epoch))
 
     @property
     def goodput(self) -> float | None:
         """Compute of kept steps over node-seconds; None without node time."""
         total_us = self.total.time_us
         return self.by_owner[Owner.COMPUTE].time_us / total_us if total_us else None
+
+
+def _in_order(found: dict[int | None, Total]) -> dict[int | None, Total]:
+    return {n: found[n] for n in sorted(found, key=lambda n: -1 if n is None else n)}
 
 
 def account(records: Sequence[Record], now_s: float) -> Account:
@@ -155,6 +164,7 @@ def account(records: Sequence[Record], now_s: float) -> Account:
             share.terms,
             share.attempt,
             share.owner,
+            share.epoch,
             Total(
                 time_us,
                 Dollars.of(time_us, share.terms.usd_per_hour),
@@ -163,7 +173,12 @@ def account(records: Sequence[Record], now_s: float) -> Account:
         )
         for share, time_us in shares.items()
     ]
-    rows.sort(key=lambda row: (row.node.time_s, row.node.node_id, row.attempt or 0, row.owner))
+    rows.sort(
+        key=lambda row: (
+            *(row.node.time_s, row.node.node_id, row.attempt or 0, row.owner),
+            *(-1 if row.epoch is None else row.epoch,),
+        )
+    )
     missed = Counter(record.why for record in records if isinstance(record, SaveMissed))
     return Account(tuple(rows), _status(records, now_s), dict(missed))
 

@@ -24,6 +24,7 @@ from ebbtide.platform.meter import Owner
 from ebbtide.platform.records import (
     Alive,
     Attempt,
+    Epoch,
     Finished,
     Ledger,
     LedgerFault,
@@ -42,6 +43,7 @@ from ebbtide.platform.storage import Storage, open_storage
 __all__ = [
     "Alive",
     "Attempt",
+    "Epoch",
     "Finished",
     "Ledger",
     "LedgerFault",

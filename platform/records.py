@@ -73,6 +73,17 @@ class Attempt(_Record):
     first_step: Annotated[int, Field(ge=0)]
 
 
+class Epoch(_Record):
+    """From now on the run makes steps of this pass over its data (0-based), or gets ready for them.
+
+    After a restart the same one may come again, or an earlier one.
+    """
+
+    kind: Literal["epoch"] = "epoch"
+    index: Annotated[int, Field(ge=0)]
+    start_s: Seconds
+
+
 class Span(_Record):
     """What one process on a node did from ``start_s`` to ``end_s``: seconds by owner.
 
@@ -121,7 +132,7 @@ class Finished(_Record):
     status: str
 
 
-Record = Started | NodeUp | NodeDown | Attempt | Span | Alive | SaveMissed | Finished
+Record = Started | NodeUp | NodeDown | Attempt | Epoch | Span | Alive | SaveMissed | Finished
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

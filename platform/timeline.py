@@ -28,6 +28,7 @@ from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
 from ebbtide.platform.records import (
     Attempt,
+    Epoch,
     Finished,
     NodeDown,
     NodeUp,
@@ -58,11 +59,15 @@ class Stay:
 
 @dataclass(frozen=True)
 class Share:
-    """What a piece of node time was for; ``attempt`` is None before there was any."""
+    """What a piece of node time was for; ``attempt`` is None before there was any.
+
+    ``epoch`` is the pass over the data whose steps it led to, None if the ledger does not say.
+    """
 
     terms: NodeUp
     attempt: int | None
     owner: Owner
+    epoch: int | None = None
 
 
 def newest_s(records: Iterable[Record]) -> float:
@@ -74,7 +79,7 @@ def _time_s(record: Record) -> float:
     match record:
         case Span():
             return record.end_s
-        case Attempt():
+        case Attempt() | Epoch():
             return record.start_s
         case _:
             return record.time_s
@@ -254,16 +259,39 @@ def _phases(records: Iterable[Record]) -> _Phases:
     return _Phases(starts, owners)
 
 
+@dataclass(frozen=True)
+class _Epochs:
+    """Which epoch a time belongs to; what comes before the first one belongs to it, too."""
+
+    starts_us: list[int]
+    indexes: list[int]
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> _Epochs:
+        found = {(microseconds(r.start_s), r.index) for r in records if isinstance(r, Epoch)}
+        return cls([start_us for start_us, _ in sorted(found)], [i for _, i in sorted(found)])
+
+    def at(self, time_us: int) -> int | None:
+        if not self.indexes:
+            return None
+        return self.indexes[max(0, bisect_right(self.starts_us, time_us) - 1)]
+
+
+_Part = tuple[int | None, Owner, int | None]
+"""Attempt, owner and epoch."""
+
+
 def _divide_stay(
-    stay: Stay, windows: Sequence[_Window], phases: _Phases
-) -> Counter[tuple[int | None, Owner]]:
-    """Microseconds of one stay by attempt and owner; ``windows`` are sorted, of its node."""
+    stay: Stay, windows: Sequence[_Window], phases: _Phases, epochs: _Epochs
+) -> Counter[_Part]:
+    """Microseconds of the parts of one stay; ``windows`` are sorted, of its node."""
     windows = [w for w in windows if w.start_us < stay.end_us and w.end_us > stay.start_us]
     cuts = {stay.start_us, stay.end_us}
     cuts.update(t for w in windows for t in (w.start_us, w.end_us))
     cuts.update(int(t) for t in phases.starts_us[1:])
-    parts: Counter[tuple[int | None, Owner]] = Counter()
-    allotted_us = [0] * len(windows)
+    cuts.update(epochs.starts_us)
+    parts: Counter[_Part] = Counter()
+    allotted_us: Counter[tuple[int, int | None]] = Counter()
     active: list[int] = []
     opened = 0
     for start_us, end_us in pairwise(sorted(t for t in cuts if stay.start_us <= t <= stay.end_us)):
@@ -271,15 +299,16 @@ def _divide_stay(
             active.append(opened)
             opened += 1
         active = [index for index in active if windows[index].end_us > start_us]
+        epoch = epochs.at(start_us)
         if not active:
-            parts[phases.at(start_us)] += end_us - start_us
+            parts[*phases.at(start_us), epoch] += end_us - start_us
             continue
         each_us, rest_us = divmod(end_us - start_us, len(active))
         for place, index in enumerate(active):
-            allotted_us[index] += each_us + (place < rest_us)
-    for window, time_us in zip(windows, allotted_us, strict=True):
-        for owner, part_us in window.divide(time_us):
-            parts[window.attempt, owner] += part_us
+            allotted_us[index, epoch] += each_us + (place < rest_us)
+    for (index, epoch), time_us in allotted_us.items():
+        for owner, part_us in windows[index].divide(time_us):
+            parts[windows[index].attempt, owner, epoch] += part_us
     return parts
 
 
@@ -291,11 +320,11 @@ def divide(records: Sequence[Record], now_s: float) -> dict[Share, int]:
         if isinstance(record, Span) and record.end_s > record.start_s:
             windows[record.node_id].add(_window(record, repeated[record.attempt]))
     ordered = {node_id: sorted(found) for node_id, found in windows.items()}
-    phases = _phases(records)
+    phases, epochs = _phases(records), _Epochs.of(records)
     shares: Counter[Share] = Counter()
     for stay in stays(records, now_s):
-        parts = _divide_stay(stay, ordered.get(stay.terms.node_id, ()), phases)
-        for (attempt, owner), part_us in parts.items():
+        parts = _divide_stay(stay, ordered.get(stay.terms.node_id, ()), phases, epochs)
+        for (attempt, owner, epoch), part_us in parts.items():
             if part_us:
-                shares[Share(stay.terms, attempt, owner)] += part_us
+                shares[Share(stay.terms, attempt, owner, epoch)] += part_us
     return dict(shares)

@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.prices import Catalogue, Market
-from ebbtide.platform.records import Attempt, NodeDown, NodeUp, Record, SaveMissed
+from ebbtide.platform.records import Attempt, Epoch, NodeDown, NodeUp, Record, SaveMissed
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
     Checkpoint,
@@ -65,6 +65,7 @@ class Bookkeeping:
         self._partial = False
         self._saved_step = first_step
         self._ended_s = started_s
+        self._epoch: int | None = None
         self._opened: tuple[int, float] | None = None
         self._in_use: tuple[str, ...] = ()
         self._before: tuple[str, ...] = ()
@@ -85,8 +86,8 @@ class Bookkeeping:
                 self._before, self._in_use = self._in_use, event.nodes
                 return unwritten
             case Step():
-                self._ended_s = event.time_s
-                return self._attempt(event.step - 1)
+                since_s, self._ended_s = self._ended_s, event.time_s
+                return [*self._attempt(event.step - 1), *self._epoch_of(event, since_s)]
             case Checkpoint():
                 self._saved_step = event.step
             case CheckpointMissed():
@@ -104,6 +105,12 @@ class Bookkeeping:
             case _:
                 pass
         return []
+
+    def _epoch_of(self, step: Step, since_s: float) -> list[Record]:
+        if step.epoch == self._epoch:
+            return []
+        self._epoch = step.epoch
+        return [Epoch(index=step.epoch, start_s=since_s)]
 
     def _attempt(self, first_step: int) -> list[Record]:
         if self._opened is None:

@@ -65,6 +65,9 @@ def document(run_uri: str, result: Account, faults: Iterable[LedgerFault] = ()) 
         "attempts": [
             {"attempt": number, **_plain(part, total)} for number, part in result.by_attempt.items()
         ],
+        "epochs": [
+            {"epoch": number, **_plain(part, total)} for number, part in result.by_epoch.items()
+        ],
         "nodes": [
             {
                 **node.model_dump(mode="json", exclude={"kind", "time_s"}),

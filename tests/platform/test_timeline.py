@@ -12,6 +12,7 @@ from ebbtide.platform.prices import Market
 from ebbtide.platform.records import (
     Alive,
     Attempt,
+    Epoch,
     Finished,
     NodeDown,
     NodeUp,
@@ -61,6 +62,10 @@ def span(
 
 def attempt(index: int, start_s: float, first_step: int = 0) -> Attempt:
     return Attempt(index=index, start_s=T + start_s, first_step=first_step)
+
+
+def epoch(index: int, start_s: float) -> Epoch:
+    return Epoch(index=index, start_s=T + start_s)
 
 
 def finished(at_s: float) -> Finished:
@@ -223,6 +228,22 @@ def test_a_node_whose_node_up_was_lost_is_accounted_without_a_price() -> None:
     assert (stay.end_us - stay.start_us, stay.terms.usd_per_hour) == (6_000_000, None)
 
 
+def test_time_belongs_to_the_epoch_whose_step_it_led_to() -> None:
+    records: list[Record] = [
+        *(up("n", 0), attempt(0, 0), epoch(0, 1), span("n", 10, 30), epoch(1, 25)),
+        *(attempt(1, 30), epoch(0, 30), span("n", 40, 50, attempt=1), finished(60)),
+    ]
+    found: Counter[tuple[int | None, str]] = Counter()
+    for share, time_us in divide(records, T + 1000).items():
+        found[share.epoch, share.owner.value] += time_us // 10**6
+    assert found == {
+        (0, "restart"): 10 + 10,
+        (0, "compute"): 15 + 10,
+        (1, "compute"): 5,
+        (0, "idle"): 10,
+    }
+
+
 def test_a_launch_that_fails_at_once_has_no_time() -> None:
     assert seconds(up("n", 5), down("n", 5), attempt(0, 5), finished(60)) == {}
 
@@ -252,6 +273,7 @@ RECORDS: st.SearchStrategy[list[Record]] = st.lists(
         st.builds(down, NODES, TIMES),
         st.builds(attempt, st.integers(0, 3), TIMES, st.integers(0, 20)),
         spans(),
+        st.builds(epoch, st.integers(0, 3), TIMES),
         st.builds(finished, TIMES),
         TIMES.map(lambda at_s: Alive(time_s=T + at_s)),
         TIMES.map(lambda at_s: Started(time_s=T + at_s)),

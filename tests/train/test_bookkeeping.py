@@ -6,12 +6,13 @@ from decimal import Decimal
 
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.prices import Market, load_catalogue
-from ebbtide.platform.records import Attempt, NodeDown, NodeUp, SaveMissed
+from ebbtide.platform.records import Attempt, Epoch, NodeDown, NodeUp, SaveMissed
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
     Checkpoint,
     CheckpointMissed,
+    Event,
     Failed,
     GenerationBegan,
     Left,
@@ -31,7 +32,7 @@ def books(started_s: float = 100.0, first_step: int = 0) -> Bookkeeping:
     return Bookkeeping(CostConfig(), load_catalogue(), started_s, first_step)
 
 
-def step(number: int, attempt: int, time_s: float) -> Step:
+def step(number: int, attempt: int, time_s: float, epoch: int = 0) -> Step:
     return Step(
         time_s=time_s,
         attempt=attempt,
@@ -40,7 +41,7 @@ def step(number: int, attempt: int, time_s: float) -> Step:
         grad_norm=1.0,
         lr=1.0,
         tokens=1,
-        epoch=0,
+        epoch=epoch,
         samples="",
         seconds={},
     )
@@ -54,11 +55,26 @@ def test_an_attempt_starts_where_the_one_before_ended() -> None:
     book = books(started_s=100.0)
     assert book.follow([began(0, 110.0, "a", "b")]) == []
     assert book.follow([step(1, 0, 115.0), step(2, 0, 116.0)]) == [
-        Attempt(index=0, start_s=100.0, first_step=0)
+        Attempt(index=0, start_s=100.0, first_step=0),
+        Epoch(index=0, start_s=100.0),
     ]
     book.follow([Left(time_s=117.0, attempt=0, step=2)])
     records = book.follow([began(1, 122.0, "a"), step(3, 1, 125.0)])
     assert records == [Attempt(index=1, start_s=117.0, first_step=2)]
+
+
+def test_an_epoch_begins_where_the_step_before_it_ended() -> None:
+    book = books(started_s=100.0)
+    book.follow([began(0, 110.0, "a"), step(1, 0, 115.0)])
+    assert book.follow([step(2, 0, 116.0), step(3, 0, 118.0, epoch=1)]) == [
+        Epoch(index=1, start_s=116.0)
+    ]
+    again: list[Event] = [
+        Left(time_s=119.0, attempt=0, step=3),
+        began(1, 125.0, "a"),
+        step(2, 1, 127.0),
+    ]
+    assert book.follow(again)[1:] == [Epoch(index=0, start_s=119.0)]
 
 
 def test_an_attempt_that_made_no_step_started_from_the_last_checkpoint() -> None:
@@ -153,4 +169,4 @@ def test_a_market_that_is_not_one_falls_back_to_the_jobs() -> None:
 def test_saves_that_came_to_nothing_are_in_the_ledger() -> None:
     missed = CheckpointMissed(time_s=120.0, attempt=0, step=7, why="left out", message="slow")
     records = books().follow([began(0, 110.0, "a"), step(7, 0, 115.0), missed])
-    assert records[1:] == [SaveMissed(time_s=120.0, attempt=0, step=7, why="left out")]
+    assert records[2:] == [SaveMissed(time_s=120.0, attempt=0, step=7, why="left out")]
