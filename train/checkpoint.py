@@ -3,7 +3,7 @@
 The state is one flat mapping: ``model.<name>`` for parameters and persistent buffers (tied ones
 once, under their first name), ``optimizer.<name>.<slot>`` for the optimizer. Promises: a save that
 returns is committed, one that fails on any rank fails on all and is not; a restore has checked
-every byte it used. What is read here by URI needs no process group.
+every byte it used. What is read by URI is in :mod:`ebbtide.train.stored`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import CheckpointError, NotFound, StorageError, TrainingError
 from ebbtide.platform.scratch import scratch_folder
-from ebbtide.platform.storage import Storage, open_storage
+from ebbtide.platform.storage import Storage
 from ebbtide.train import dcp, manifest, resume
 from ebbtide.train.agree import everywhere, from_first, total
 from ebbtide.train.config import TrainConfig, WorkersConfig
@@ -36,7 +36,9 @@ from ebbtide.train.manifest import (
     newest,
     verify,
 )
+from ebbtide.train.marks import claim
 from ebbtide.train.shard import local
+from ebbtide.train.stored import MODEL, read_model_config, read_model_state, read_train_config
 
 __all__ = [
     "CheckpointInfo",
@@ -53,7 +55,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_MODEL, _OPTIMIZER = "model.", "optimizer."
+_OPTIMIZER = "optimizer."
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -62,9 +64,9 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         if name in persistent:
-            state[f"{_MODEL}{name}"] = buffer
+            state[f"{MODEL}{name}"] = buffer
     for name, parameter in model.named_parameters():
-        state[f"{_MODEL}{name}"] = parameter.detach()
+        state[f"{MODEL}{name}"] = parameter.detach()
         for slot, value in optimizer.state.get(parameter, {}).items():
             state[f"{_OPTIMIZER}{name}.{slot}"] = value
     return state
@@ -126,11 +128,17 @@ class Checkpoints:
             fingerprint=dict(self.fingerprint),
             files=(),
         )
-        whole = from_first(lambda: manifest.commit(checkpoint, description), group)
+        whole = from_first(lambda: self._commit(checkpoint, description), group)
         uri = f"{self.run.uri}/{key}"
         return CheckpointInfo(
             step, uri, "complete", whole.size_bytes, whole.time_s, validation_loss
         )
+
+    def _commit(self, checkpoint: Storage, description: CheckpointManifest) -> CheckpointManifest:
+        """On rank 0 alone. Where the run's folder was emptied, it becomes this run's again."""
+        if self.run_id:
+            claim(self.run, self.run_id)
+        return manifest.commit(checkpoint, description)
 
     def newest_step(self) -> int:
         """The step of the newest complete checkpoint; -1 if there is none."""
@@ -143,9 +151,7 @@ class Checkpoints:
         One whose bytes are wrong is left for the next older one, with a warning. Raises
         CheckpointError if all are wrong, or if the newest is of other samples or another model.
         """
-        found = from_first(
-            lambda: [info for info in list_checkpoints(self.run) if info.state == "complete"]
-        )
+        found = from_first(self._usable)
         for info in found:
             checkpoint = self.run.child(f"{manifest.FOLDER}/{info.name}")
             try:
@@ -162,6 +168,14 @@ class Checkpoints:
                 "warnings); restore the files, or give the job another name to start afresh"
             )
         return None
+
+    def _usable(self) -> list[CheckpointInfo]:
+        """The complete checkpoints, newest first; tells of committed ones that have suffered."""
+        listed = list_checkpoints(self.run)
+        for info in listed:
+            if info.state == "corrupt" or (info.state == "incomplete" and info.is_committed):
+                logger.warning("checkpoint %s cannot be used: %s", info.name, info.problem)
+        return [info for info in listed if info.state == "complete"]
 
     def _upload(self, folder: Path, checkpoint: Storage) -> None:
         with _mapped(folder):
@@ -222,45 +236,3 @@ def _require_finite(
             f"step {step}: the training state has values that are not finite{where}; it is not "
             "saved. Lower optimizer.lr or lengthen schedule.warmup_steps"
         )
-
-
-def read_train_config(checkpoint_uri: str) -> TrainConfig:
-    """The job file of a checkpoint; a run's URI means its newest checkpoint."""
-    checkpoint = _open(checkpoint_uri)
-    return manifest.read_train_config(checkpoint, manifest.read_manifest(checkpoint))
-
-
-def read_model_config(checkpoint_uri: str) -> str | None:
-    """The model's ``config.json``; None if it is not a model of transformers."""
-    try:
-        return _open(checkpoint_uri).get(manifest.MODEL_CONFIG).decode()
-    except NotFound:
-        return None
-
-
-def read_model_state(checkpoint_uri: str) -> tuple[CheckpointManifest, dict[str, Tensor]]:
-    """The whole model on the CPU, by parameter name; no process group is needed.
-
-    Tied tensors appear once. A run's URI means its newest checkpoint. Raises CheckpointError if
-    there is none or its bytes are wrong.
-    """
-    checkpoint = _open(checkpoint_uri)
-    description = manifest.read_manifest(checkpoint)
-    state = dcp.read_whole(checkpoint, description, _MODEL)
-    return description, {name.removeprefix(_MODEL): tensor for name, tensor in state.items()}
-
-
-def _open(uri: str) -> Storage:
-    """The storage of a checkpoint's URI, or of the newest checkpoint of a run's."""
-    storage = open_storage(uri)
-    try:
-        storage.size(manifest.MANIFEST)
-        return storage
-    except NotFound:
-        found = newest(storage)
-    if found is None:
-        raise CheckpointError(
-            f"{uri} is no complete checkpoint, and no run with one; "
-            "`ebbtide checkpoints RUN_URI` lists what a run has"
-        )
-    return open_storage(found.uri)

@@ -90,6 +90,11 @@ def require_fits(where: str, metadata: Metadata, state: Mapping[str, Tensor]) ->
                 f"{where}: {name} has shape {list(found.size)}, the job's model expects "
                 f"{list(tensor.shape)}; the model has changed"
             )
+        if found.properties.dtype != tensor.dtype:
+            raise CheckpointError(
+                f"{where}: {name} is {found.properties.dtype}, the job's model expects "
+                f"{tensor.dtype}; the model has changed"
+            )
     if unknown := sorted(stored.keys() - state.keys()):
         raise CheckpointError(
             f"{where} has {unknown[0]}, which the job's model has not; the model has changed"

@@ -30,7 +30,7 @@ TRAIN_CONFIG = "train.yaml"
 MODEL_CONFIG = "config.json"
 
 FOLDER = "checkpoints"
-_PIN = "pinned"
+PIN = "pinned"
 _NAME = re.compile(rf"{FOLDER}/(step-(\d+)-[0-9a-f]+)/(.+)")
 
 
@@ -46,7 +46,8 @@ class CheckpointManifest(Config):
     """What makes a checkpoint complete; written last.
 
     ``step`` is the number of finished steps, ``loss`` the training loss of the last of them.
-    ``fingerprint`` holds what the bits of a training step depend on beside the state.
+    ``fingerprint`` holds what the bits of a training step depend on beside the state. ``checksum``
+    is of the manifest itself, without it; None in those of earlier versions.
     """
 
     format_version: Literal[1] = 1
@@ -61,6 +62,12 @@ class CheckpointManifest(Config):
     validation_loss: float | None = None
     fingerprint: dict[str, str]
     files: tuple[FileEntry, ...]
+    checksum: str | None = None
+
+    @property
+    def right_checksum(self) -> str:
+        """What ``checksum`` has to be."""
+        return sha256(self.model_copy(update={"checksum": None}).model_dump_json().encode())
 
     @property
     def size_bytes(self) -> int:
@@ -75,8 +82,8 @@ State = Literal["complete", "incomplete", "corrupt"]
 class CheckpointInfo:
     """One checkpoint of a listing; ``problem`` says why it is not complete.
 
-    ``is_pinned``: a person wants it kept. ``written_s`` is when it was last written to, by the
-    storage's clock.
+    ``is_pinned``: a person wants it kept. ``is_committed``: it has a manifest. ``written_s`` is
+    when it was last written to, by the storage's clock.
     """
 
     step: int
@@ -87,6 +94,7 @@ class CheckpointInfo:
     validation_loss: float | None = None
     problem: str | None = None
     is_pinned: bool = False
+    is_committed: bool = field(default=True, compare=False)
     written_s: float = field(default=0.0, compare=False)
 
     @property
@@ -109,7 +117,7 @@ def read_manifest(checkpoint: Storage) -> CheckpointManifest:
     """The manifest under a checkpoint's root. Raises NotFound, or CheckpointError if damaged."""
     data = checkpoint.get(MANIFEST)
     try:
-        return CheckpointManifest.model_validate_json(data)
+        manifest = CheckpointManifest.model_validate_json(data)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"]) or "the file"
@@ -117,6 +125,12 @@ def read_manifest(checkpoint: Storage) -> CheckpointManifest:
             f"{checkpoint.uri}/{MANIFEST} is damaged ({where}: {fault['msg']}); "
             "use another checkpoint"
         ) from error
+    if manifest.checksum not in (None, manifest.right_checksum):
+        raise CheckpointError(
+            f"{checkpoint.uri}/{MANIFEST} is damaged (it does not have its own checksum); "
+            "use another checkpoint"
+        )
+    return manifest
 
 
 def read_train_config(checkpoint: Storage, manifest: CheckpointManifest) -> TrainConfig:
@@ -143,20 +157,6 @@ def name_of_key(key: str) -> str | None:
     return match[1] if match else None
 
 
-def pin(run: Storage, info: CheckpointInfo, *, is_pinned: bool = True) -> None:
-    """Keep a complete checkpoint for good, or no longer. Raises CheckpointError if it is gone."""
-    checkpoint = run.child(f"{FOLDER}/{info.name}")
-    if not is_pinned:
-        checkpoint.delete(_PIN)
-        return
-    checkpoint.put(_PIN, b"")
-    try:  # the run may have deleted it meanwhile
-        read_manifest(checkpoint)
-    except NotFound as error:
-        checkpoint.delete(_PIN)
-        raise CheckpointError(f"{checkpoint.uri} was deleted meanwhile; pin another") from error
-
-
 def newest(run: Storage) -> CheckpointInfo | None:
     """The complete checkpoint of the highest step, or None."""
     return next((info for info in list_checkpoints(run) if info.state == "complete"), None)
@@ -173,7 +173,8 @@ def _inspect(run: Storage, name: str, objects: Sequence[ObjectInfo]) -> Checkpoi
         size_bytes=sum(sizes.values()),
         time_s=written_s,
         problem=f"has no {MANIFEST}",
-        is_pinned=_PIN in sizes,
+        is_pinned=PIN in sizes,
+        is_committed=MANIFEST in sizes,
         written_s=written_s,
     )
     if MANIFEST not in sizes:
@@ -249,6 +250,7 @@ def commit(checkpoint: Storage, manifest: CheckpointManifest) -> CheckpointManif
                 f"{checkpoint.uri}: rank {rank} has not stored its part; the save is not committed"
             ) from error
     whole = manifest.model_copy(update={"files": tuple(files)})
+    whole = whole.model_copy(update={"checksum": whole.right_checksum})
     data = whole.model_dump_json().encode()
     try:
         checkpoint.put(MANIFEST, data, if_absent=True)

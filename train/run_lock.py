@@ -16,6 +16,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -39,6 +40,7 @@ class _Holder(BaseModel):
     model_config = ConfigDict(strict=True)
 
     host: str
+    machine: str = ""
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     token: str
     beat: int
@@ -144,7 +146,11 @@ class RunLock:
 
     def _content(self) -> bytes:
         holder = _Holder(
-            host=socket.gethostname(), pid=os.getpid(), token=self._token, beat=self._beats
+            host=socket.gethostname(),
+            machine=_this_machine(),
+            pid=os.getpid(),
+            token=self._token,
+            beat=self._beats,
         )
         return holder.model_dump_json().encode()
 
@@ -182,10 +188,22 @@ def _named(content: bytes) -> str:
     return f"process {holder.pid} on {holder.host}" if holder else f"its {_KEY} cannot be read"
 
 
+def _this_machine() -> str:
+    """What processes that see each other's numbers share: one boot of a kernel, one set of numbers.
+
+    Containers may have the same host name. Empty where the kernel does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
 def _is_dead_here(content: bytes) -> bool:
-    """Whether the holder was a process of this host that is no more."""
+    """Whether the holder was a process of this machine that is no more."""
     holder = _parsed(content)
-    if holder is None or holder.host != socket.gethostname():
+    if holder is None or not holder.machine or holder.machine != _this_machine():
         return False
     try:
         os.kill(holder.pid, 0)

@@ -5,7 +5,6 @@ Everything here is collective.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,21 +12,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ebbtide.platform.errors import AlreadyExists
-from ebbtide.platform.storage import Storage, open_storage
+from ebbtide.platform.storage import open_storage
 from ebbtide.train import peers, resume
 from ebbtide.train.agree import from_first
 from ebbtide.train.checkpoint import Checkpoints
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import index_digest
 from ebbtide.train.manifest import CheckpointManifest
+from ebbtide.train.marks import claim
 from ebbtide.train.peers import Moment, PeerMemory
 from ebbtide.train.rhythm import Interruptions
 from ebbtide.train.saver import Saver
 
 logger = logging.getLogger(__name__)
-
-_RUN_ID = "run-id"
 
 
 def open_checkpoints(
@@ -36,7 +33,11 @@ def open_checkpoints(
     """The run's checkpoints, as this attempt sees them."""
     run = open_storage(config.run_uri)
     dataset_sha256, token, run_id = from_first(
-        lambda: (index_digest(config.data.uri), uuid.uuid4().hex[:8], _run_id(run))
+        lambda: (
+            index_digest(config.data.uri),
+            uuid.uuid4().hex[:8],
+            claim(run, uuid.uuid4().hex),
+        )
     )
     return Checkpoints(
         run=run,
@@ -47,13 +48,6 @@ def open_checkpoints(
         model_config=model_config,
         run_id=run_id,
     )
-
-
-def _run_id(run: Storage) -> str:
-    """What tells this run from another that had its URI: made once, in its storage."""
-    with contextlib.suppress(AlreadyExists):
-        run.put(_RUN_ID, uuid.uuid4().hex.encode(), if_absent=True)
-    return run.get(_RUN_ID).decode()
 
 
 def restore(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ebbtide.train.manifest import CheckpointInfo
 
 
+_INNER = {"is_pinned", "is_committed", "written_s"}
 _WORDS = {"best": "pinned (best)", "user": "pinned"}
 
 
@@ -38,7 +39,7 @@ def checkpoints(
 
     Example: [bold]ebbtide checkpoints s3://bucket/runs/stdlib-lm --verify[/bold]
     """
-    from ebbtide.train import manifest
+    from ebbtide.train import manifest, marks
 
     storage = open_storage(run)
     found = manifest.list_checkpoints(storage)
@@ -46,7 +47,7 @@ def checkpoints(
         raise CheckpointError(f"{storage.uri}: no checkpoints; give STORAGE/NAME of the job file")
     for step, is_pinned in ((pin, True), (unpin, False)):
         if step is not None:
-            manifest.pin(storage, _at(found, storage.uri, step), is_pinned=is_pinned)
+            marks.pin(storage, _at(found, storage.uri, step), is_pinned=is_pinned)
             found = manifest.list_checkpoints(storage)
     if verify:
         found = [manifest.verify(storage, info) for info in found]
@@ -99,7 +100,7 @@ def _pinned(storage: Storage, found: Sequence[CheckpointInfo]) -> dict[str, str]
 
 def _as_json(info: CheckpointInfo, pinned: str | None) -> dict[str, Any]:
     values = dataclasses.asdict(info) | {"name": info.name, "pinned": pinned}
-    return {key: value for key, value in values.items() if key not in ("is_pinned", "written_s")}
+    return {key: value for key, value in values.items() if key not in _INNER}
 
 
 def _table(uri: str, found: Sequence[CheckpointInfo], pinned: Mapping[str, str]) -> Table:

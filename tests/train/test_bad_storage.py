@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from ebbtide.platform.account import account
 from ebbtide.platform.errors import AccessError, StorageError
+from ebbtide.platform.ledger import read_ledger
+from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.storage import open_storage
 from ebbtide.train import last_save
 from ebbtide.train.checkpoint import newest, verify
-from ebbtide.train.config import TrainConfig
+from ebbtide.train.config import CheckpointConfig, TrainConfig, WorkersConfig
+from ebbtide.train.events import CheckpointMissed, read_events
+from ebbtide.train.job import train
 from ebbtide.train.loop import run_generation
 from ebbtide.train.trial import single_process_group
 from tests.faulty_s3 import FaultyS3, Rule
@@ -149,3 +154,31 @@ def test_what_does_not_pass_by_itself_is_said_at_once(
     with pytest.raises(AccessError, match="permission denied; allow s3:GetObject"):
         run(config, {6: lambda: faulty_s3.set(denied)})
     assert time.monotonic() - start_s < config.checkpoint.give_up_s
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_whose_last_save_fails_says_so_and_goes_on_later(
+    config: TrainConfig, faulty_s3: FaultyS3, cluster: LocalCluster
+) -> None:
+    config = config.model_copy(
+        update={
+            "steps": 6,
+            "checkpoint": CheckpointConfig(every=3, give_up_s=0, memory=False),
+            "workers": WorkersConfig(max_failures=0),
+        }
+    )
+    refused = r"^PUT .*step-0*6-.*manifest"
+    faulty_s3.set(Rule("status", refused, status=400, code="InvalidArgument"))
+    with pytest.raises(StorageError, match="manifest.json: the server answered InvalidArgument"):
+        train(config, address=cluster.address)
+    assert StorageError.exit_code == 4
+    storage = open_storage(config.run_uri)
+    found = newest(storage)
+    assert found is not None and found.step == 3
+    missed = [e for e in read_events(storage) if isinstance(e, CheckpointMissed)]
+    assert [(event.step, event.why) for event in missed] == [(6, "failed")]
+    assert account(read_ledger(storage).records, time.time()).saves_missed == {"failed": 1}
+    faulty_s3.set()
+    assert train(config, address=cluster.address).step == 6
+    check_newest(config, 6)

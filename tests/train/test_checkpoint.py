@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from ebbtide.platform.errors import CheckpointError, StorageError, TrainingError
+from ebbtide.platform.checksums import sha256
+from ebbtide.platform.errors import CheckpointError, EbbtideError, StorageError, TrainingError
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.train import dcp, manifest
@@ -25,9 +28,10 @@ from ebbtide.train.checkpoint import (
     training_state,
 )
 from ebbtide.train.config import TrainConfig
+from ebbtide.train.marks import claim
 from ebbtide.train.model import build_model
 from ebbtide.train.optim import build_optimizer
-from ebbtide.train.shard import shard
+from ebbtide.train.shard import local, shard
 from ebbtide.train.trial import single_process_group
 from tests.train.conftest import MakeConfig
 from tests.train.ranks import Ranks, first, train
@@ -44,14 +48,6 @@ def attempt(config: TrainConfig, token: str = "abcdef01") -> tuple[Checkpoints, 
     state = training_state(model, build_optimizer(model, config.optimizer))
     checkpoints = Checkpoints(open_storage(config.run_uri), config, "data", token, {"torch": "1"})
     return checkpoints, state
-
-
-def copy_run(source: TrainConfig, target: TrainConfig) -> None:
-    """Restore one run's newest state and save it as another run's; run by ranks."""
-    checkpoints, state = attempt(source)
-    found = checkpoints.restore(state)
-    assert found is not None
-    attempt(target)[0].save(state, found[1].step, 0, None, None)
 
 
 def save_noise(config: TrainConfig) -> None:
@@ -128,19 +124,33 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def digest_of_restored(config: TrainConfig) -> str:
+    """Of every tensor of the newest checkpoint, as these ranks restore it; run by ranks."""
+    checkpoints, state = attempt(config)
+    assert checkpoints.restore(state) is not None
+    return whole_digest(
+        {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()}
+    )
+
+
+def whole_digest(tensors: Mapping[str, Tensor]) -> str:
+    parts = [f"{name} {tensors[name].shape}" for name in sorted(tensors)]
+    parts += [sha256(tensors[name].contiguous().numpy().tobytes()) for name in sorted(tensors)]
+    return sha256(" ".join(parts).encode())
+
+
+@pytest.mark.parametrize("saved_by", [1, 2, 3, 4])
 def test_any_world_size_reads_any_others_state_bitwise(
-    ranks: Ranks, make_config: MakeConfig
+    ranks: Ranks, make_config: MakeConfig, saved_by: int
 ) -> None:
-    jobs = [make_config(name=f"copy{number}") for number in range(5)]
-    ranks.run(3, save_noise, jobs[0])
-    tensors = everything(jobs[0])
+    config = make_config()
+    ranks.run(saved_by, save_noise, config)
+    tensors = everything(config)
     assert {name.split(".")[0] for name in tensors} == {"model", "optimizer"}
     assert any(name.endswith("exp_avg_sq") for name in tensors)
-    for number, world_size in enumerate((1, 2, 4, 3)):
-        ranks.run(world_size, copy_run, jobs[number], jobs[number + 1])
-        copied = everything(jobs[number + 1])
-        assert copied.keys() == tensors.keys()
-        assert all(torch.equal(copied[name], tensors[name]) for name in tensors)
+    for read_by in (1, 2, 3, 4):
+        digests = ranks.run(read_by, digest_of_restored, config)
+        assert set(digests) == {whole_digest(tensors)}
 
 
 def test_a_checkpoint_tells_what_it_is(saved: TrainConfig, ranks: Ranks) -> None:
@@ -170,6 +180,55 @@ def test_a_flipped_byte_sends_the_run_to_the_next_older_one(
     straight = first(ranks.run(2, train, whole))
     assert [step.step for step in straight.steps] == [4]
     assert fallen.steps[-1].loss == pytest.approx(straight.steps[-1].loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("key", ["__0_0.distcp", ".metadata", "train.yaml", "manifest.json"])
+def test_whatever_is_damaged_is_named_and_the_older_one_is_taken(
+    alone: None,
+    make_config: MakeConfig,
+    caplog: pytest.LogCaptureFixture,
+    key: str,
+    damage: str,
+) -> None:
+    config = make_config()
+    checkpoints, state = attempt(config)
+    for step in (1, 2):
+        for tensor in state.values():
+            tensor.fill_(float(step))
+        info = checkpoints.save(state, step, 0, None, None)
+    path = Path(info.uri, key)
+    if damage == "flip":
+        flip(path)
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-7])
+    else:
+        path.unlink()
+    found = checkpoints.restore(state)
+    assert found is not None and found[1].step == 1
+    assert all(bool((local(tensor) == 1.0).all()) for tensor in state.values())
+    listed = next(i for i in list_checkpoints(checkpoints.run) if i.step == 2)
+    verified = manifest.verify(checkpoints.run, listed)
+    assert verified.state == ("incomplete" if damage == "delete" else "corrupt")
+    assert key in str(verified.problem)
+    if (key, damage) != ("manifest.json", "delete"):  # as if it had never been committed
+        assert f"checkpoint {info.name} cannot be used" in caplog.text
+        assert key in caplog.text
+    with pytest.raises(EbbtideError):
+        read_model_state(info.uri)
+        read_train_config(info.uri)
+
+
+def test_a_runs_folder_that_was_emptied_under_it_is_its_own_again(
+    alone: None, make_config: MakeConfig
+) -> None:
+    checkpoints, state = attempt(make_config())
+    mine = replace(checkpoints, run_id="mine")
+    assert claim(mine.run, "mine") == "mine"
+    mine.save(state, 1, 0, None, None)
+    shutil.rmtree(mine.run.uri)
+    mine.save(state, 2, 0, None, None)
+    assert claim(mine.run, "another") == "mine"
 
 
 def test_when_all_are_damaged_the_run_does_not_start_afresh(
@@ -210,6 +269,9 @@ def test_another_model_seed_or_dataset_is_refused(alone: None, make_config: Make
         restore(config, data="another")
     with pytest.raises(CheckpointError, match=r"has model\.model\.norm\.weight, which"):
         restore(config, drop="model.model.norm.weight")
+    state["model.model.norm.weight"] = torch.zeros(40, dtype=torch.float64)
+    with pytest.raises(CheckpointError, match=r"norm\.weight is torch.float32, .* torch.float64"):
+        checkpoints.restore(state)
     state["model.model.norm.weight"] = torch.zeros(7)
     with pytest.raises(CheckpointError, match=r"norm\.weight has shape \[40\].* expects \[7\]"):
         checkpoints.restore(state)

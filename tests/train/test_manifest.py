@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -203,6 +204,21 @@ def test_what_is_damaged_is_named(run: Storage) -> None:
     assert "manifest.json is damaged" in str(found[3].problem)
     verified = manifest.verify(run, found[1])
     assert verified.state == "corrupt" and "__0_0.distcp" in str(verified.problem)
+
+
+def test_every_flipped_byte_of_a_manifest_is_noticed(run: Storage) -> None:
+    save(run, 7)
+    path = Path(run.uri, manifest.checkpoint_key(7, "aa"), "manifest.json")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        (info,) = manifest.list_checkpoints(run)
+        assert info.state == "corrupt", at
+    path.write_bytes(whole)
+    older = json.loads(whole)
+    del older["checksum"]  # of an earlier version
+    path.write_text(json.dumps(older))
+    assert the_newest(run) == 7
 
 
 def test_a_commit_needs_every_part_and_happens_once(run: Storage) -> None:

@@ -80,6 +80,33 @@ def test_a_dead_process_of_this_host_is_not_waited_for(tmp_path: Path) -> None:
     assert clock.now_s == 0.0
 
 
+def test_a_process_of_another_container_of_that_host_name_is_watched(tmp_path: Path) -> None:
+    run = LocalStorage(tmp_path)
+    with RunLock(run):
+        content = json.loads(run.get(KEY))
+    for machine in ("boot/1", ""):
+        elsewhere = {**content, "pid": 2**22 + 1, "machine": machine}
+        run.put(KEY, json.dumps(elsewhere).encode())
+        beating = json.dumps({**elsewhere, "beat": 7}).encode()
+        clock = Busy(lambda beating=beating: run.put(KEY, beating))  # type: ignore[misc]
+        with pytest.raises(ClusterError, match="another driver"), RunLock(run, clock):
+            pytest.fail("a living lock was taken")
+
+
+def test_a_lock_whose_put_was_repeated_is_ours(tmp_path: Path) -> None:
+    class Forgetful(LocalStorage):
+        """A server whose answer does not arrive: the client repeats the put."""
+
+        def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+            super().put(key, data, if_absent=if_absent)
+            if if_absent:
+                super().put(key, data, if_absent=True)
+
+    clock = FakeClock()
+    with RunLock(Forgetful(tmp_path), clock):
+        assert clock.now_s == 0.0
+
+
 def test_a_lock_that_its_holder_removes_meanwhile_is_taken(tmp_path: Path) -> None:
     run = LocalStorage(tmp_path)
     run.put(KEY, foreign(1))
