@@ -16,6 +16,7 @@ JSON last:
 - ``memory_stall_percent_every_step``, ``memory_throughput_loss_percent``: the same with a copy into
   the nodes' memory after every step.
 - ``restore_memory_s``, ``restore_disk_s``, ``restore_s3_s``: loading the newest state. Medians.
+- ``step_s``: a step without saves.
 """
 
 from __future__ import annotations
@@ -26,35 +27,57 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.job import make_job
 from bench.ranks import run_ranks
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.train.config import TrainConfig
 
-WARM_UP = 3
-NEVER = 10**9
+if TYPE_CHECKING:
+    from ebbtide.train.loop import Training
+    from ebbtide.train.saver import Saver
+
+WARM_UP, BLOCK = 3, 10
 NODES = ("bench-a", "bench-b")
 
 
-def saving(config: TrainConfig) -> dict[str, Any]:
+def in_turns(config: TrainConfig) -> dict[str, list[float]]:
+    """Ten steps without a save, ten with one after the first of them, and so on: seconds.
+
+    In turns, so that what else the machine does is in both.
+    """
+    from ebbtide.train.peers import Moment
+
+    training, saver = _training(config)
+    found: dict[str, list[float]] = {"without": [], "with": [], "stalls": [], "commits": []}
+    for number in range(config.steps):
+        turn = "with" if number // BLOCK % 2 else "without"
+        start_s = time.perf_counter()
+        training.step.run(number)
+        if turn == "with" and number % BLOCK == 0:
+            begin_s = time.perf_counter()
+            saver.begin(Moment(number + 1, 0, None, None))
+            found["stalls"].append(time.perf_counter() - begin_s)
+        found["commits"] += [saved.took_s for saved in saver.take()]
+        if number >= WARM_UP:
+            found[turn].append(time.perf_counter() - start_s)
+        if number % BLOCK == BLOCK - 1:
+            found["commits"] += [saved.took_s for saved in saver.wait()]
+    training.step.loader.close()
+    return found
+
+
+def every_step(config: TrainConfig) -> dict[str, Any]:
     """Steps with saves of ours, as the job says: seconds of steps, stalls and commits."""
-    import torch
     import torch.distributed as dist
 
-    from ebbtide.train.loop import Training
     from ebbtide.train.peers import Moment
     from ebbtide.train.step import Wishes
-    from ebbtide.train.trial import Alone
 
-    training = Training(
-        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True
-    )
-    saver = training.saver
-    assert saver is not None
+    training, saver = _training(config)
     steps_s, stalls_s, commits_s = [], [], []
     for number in range(config.steps):
         start_s = time.perf_counter()
@@ -71,17 +94,24 @@ def saving(config: TrainConfig) -> dict[str, Any]:
     return {"steps": steps_s[WARM_UP:], "stalls": stalls_s[1:], "commits": commits_s}
 
 
-def restoring(config: TrainConfig) -> list[float]:
-    """Seconds to load the newest checkpoint, three times."""
+def _training(config: TrainConfig, nodes: Sequence[str] = ()) -> tuple[Training, Saver]:
     import torch
-    import torch.distributed as dist
 
     from ebbtide.train.loop import Training
     from ebbtide.train.trial import Alone
 
     training = Training(
-        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True
+        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True, nodes=nodes
     )
+    assert training.saver is not None
+    return training, training.saver
+
+
+def restoring(config: TrainConfig) -> list[float]:
+    """Seconds to load the newest checkpoint, three times."""
+    import torch.distributed as dist
+
+    training, _ = _training(config)
     seconds = []
     assert training.checkpoints is not None
     for _ in range(3):
@@ -93,29 +123,27 @@ def restoring(config: TrainConfig) -> list[float]:
     return seconds
 
 
-def remembering(config: TrainConfig) -> dict[str, Any]:
-    """A copy into the nodes' memory after every step: stalls, steps, and restoring, in seconds."""
-    import torch
+def remembering(config: TrainConfig) -> dict[str, list[float]]:
+    """Ten steps without, ten with a copy into the nodes' memory after every one; and restoring."""
     import torch.distributed as dist
 
     from ebbtide.train import peers
-    from ebbtide.train.loop import Training
     from ebbtide.train.peers import Moment
-    from ebbtide.train.trial import Alone
 
-    training = Training(
-        config, 0, Alone(lambda report: None), torch.device("cpu"), checkpoints=True, nodes=NODES
-    )
-    saver, checkpoints = training.saver, training.checkpoints
-    assert saver is not None and checkpoints is not None
-    found: dict[str, list[float]] = {"stalls": [], "steps": [], "restores": []}
+    training, saver = _training(config, NODES)
+    checkpoints = training.checkpoints
+    assert checkpoints is not None
+    found: dict[str, list[float]] = {"without": [], "with": [], "stalls": [], "restores": []}
     for number in range(config.steps):
+        turn = "with" if number // BLOCK % 2 else "without"
         start_s = time.perf_counter()
         training.step.run(number)
-        begin_s = time.perf_counter()
-        saver.keep(Moment(number + 1, 0, None, None))
-        found["stalls"].append(time.perf_counter() - begin_s)
-        found["steps"].append(time.perf_counter() - start_s)
+        if turn == "with":
+            begin_s = time.perf_counter()
+            saver.keep(Moment(number + 1, 0, None, None))
+            found["stalls"].append(time.perf_counter() - begin_s)
+        if number >= WARM_UP:
+            found[turn].append(time.perf_counter() - start_s)
     training.step.loader.close()
     saver.keep(Moment(config.steps, 0, None, None))  # waits until the last one is shared
     for _ in range(3):
@@ -125,7 +153,7 @@ def remembering(config: TrainConfig) -> dict[str, Any]:
         found["restores"].append(time.perf_counter() - start_s)
         assert moment is not None and moment.step == config.steps
     saver.forget()
-    return {name: seconds[1:] for name, seconds in found.items()}
+    return found
 
 
 def by_hand(config: TrainConfig, folder: str, saves: int) -> dict[str, list[float]]:
@@ -174,48 +202,39 @@ def by_hand(config: TrainConfig, folder: str, saves: int) -> dict[str, list[floa
 
 def measure(folder: Path, server: LocalS3, is_short: bool) -> dict[str, float]:
     """All figures."""
-    steps, steps_1 = (30, 15) if is_short else (100, 40)
+    turns = 4 if is_short else 12
 
-    def job(
-        name: str,
-        storage: str = f"s3://{server.bucket}/runs",
-        count: int = steps,
-        every: int = NEVER,
-    ) -> TrainConfig:
-        checkpoint = {"every": every, "keep_last": 1}
+    def job(name: str, count: int, storage: str = f"s3://{server.bucket}/runs") -> TrainConfig:
+        checkpoint = {"every": 1, "keep_last": 1}
         return make_job(folder, name=name, steps=count, storage=storage, checkpoint=checkpoint)
 
-    without = run_ranks(2, saving, job("without"))
-    every_10 = run_ranks(2, saving, job("every-10", every=10))
-    every_1 = run_ranks(2, saving, job("every-1", count=steps_1, every=1))
-    again = run_ranks(2, saving, job("again"))
-    run_ranks(2, saving, job("on-disk", str(folder), 12, 10))
-    hand = run_ranks(2, by_hand, job("by-hand"), str(folder / "dcp"), 3 if is_short else 6)
-    plain_s = statistics.mean(without["steps"] + again["steps"])
-    stall_s = statistics.median(every_10["stalls"])
-    sync_s = statistics.median(hand["sync"])
-
-    def share(found: dict[str, Any]) -> float:
-        return 100 * sum(found["stalls"]) / (plain_s * len(found["steps"]))
-
-    memory = run_ranks(2, remembering, job("memory", count=steps_1))
+    in_s3 = job("every-10", turns * BLOCK)
+    every_10 = run_ranks(2, in_turns, in_s3)
+    plain_s, with_s = statistics.mean(every_10["without"]), statistics.mean(every_10["with"])
+    every_1 = run_ranks(2, every_step, job("every-1", count := turns * BLOCK // 3))
+    disk = job("on-disk", 3, str(folder))
+    run_ranks(2, every_step, disk)
+    memory = run_ranks(2, remembering, job("memory", turns * BLOCK // 2))
+    plain_memory_s = statistics.mean(memory["without"])
+    hand = run_ranks(2, by_hand, job("by-hand", 1000), str(folder / "dcp"), 3 if is_short else 6)
+    stall_s, sync_s = statistics.median(every_10["stalls"]), statistics.median(hand["sync"])
     return {
-        "stall_percent_every_10": share(every_10),
-        "stall_percent_every_step": share(every_1),
-        "stored_percent_every_step": 100 * len(every_1["commits"]) / steps_1,
+        "stall_percent_every_10": 100 * statistics.mean(every_10["stalls"]) / (plain_s * BLOCK),
+        "stall_percent_every_step": 100 * sum(every_1["stalls"]) / sum(every_1["steps"]),
+        "stored_percent_every_step": 100 * len(every_1["commits"]) / count,
         "stall_ratio_sync_s3": sync_s / stall_s,
         "stall_s": stall_s,
         "sync_s3_stall_s": sync_s,
         "async_save_stall_s": statistics.median(hand["async"]),
-        "throughput_loss_percent": 100 * (statistics.mean(every_10["steps"]) / plain_s - 1),
+        "throughput_loss_percent": 100 * (with_s / plain_s - 1),
         "commit_s": statistics.median(every_10["commits"]),
-        "memory_stall_percent_every_step": share(memory),
-        "memory_throughput_loss_percent": 100 * (statistics.mean(memory["steps"]) / plain_s - 1),
+        "memory_stall_percent_every_step": 100 * statistics.mean(memory["stalls"]) / plain_memory_s,
+        "memory_throughput_loss_percent": 100
+        * (statistics.mean(memory["with"]) / plain_memory_s - 1),
         "restore_memory_s": statistics.median(memory["restores"]),
-        "restore_disk_s": statistics.median(
-            run_ranks(2, restoring, job("on-disk", str(folder), 12))
-        ),
-        "restore_s3_s": statistics.median(run_ranks(2, restoring, job("every-10"))),
+        "restore_disk_s": statistics.median(run_ranks(2, restoring, disk)),
+        "restore_s3_s": statistics.median(run_ranks(2, restoring, in_s3)),
+        "step_s": plain_s,
     }
 
 
@@ -223,7 +242,7 @@ def main() -> None:
     """Run the benchmark; ``--short`` for a quick look."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one line of JSON last")
-    parser.add_argument("--short", action="store_true", help="30 steps instead of 100")
+    parser.add_argument("--short", action="store_true", help="a third of the steps")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ebbtide-") as folder, LocalS3() as server:
         os.environ.update(server.environment)

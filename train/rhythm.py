@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from dataclasses import dataclass
 
 from ebbtide.train.config import CheckpointConfig
@@ -88,7 +87,10 @@ class Patience:
 
 
 class Rhythm:
-    """When the saves of one generation fall due. Times are of one monotonic clock."""
+    """When the saves of one generation fall due. Times are of one monotonic clock.
+
+    ``ended`` may be called in another thread than the rest.
+    """
 
     def __init__(
         self, config: CheckpointConfig, interruptions: Interruptions, now_s: float
@@ -97,7 +99,7 @@ class Rhythm:
         self._interruptions = interruptions
         self._began_s = self._last_s = self._asked_s = now_s
         self._waiting: int | None = None
-        self._costs_s: deque[float] = deque(maxlen=_RECENT)
+        self._costs_s: tuple[float, ...] = ()
         self._took_s = 0.0
         self._told_s: float | None = None
 
@@ -113,7 +115,8 @@ class Rhythm:
     @property
     def cost_s(self) -> float | None:
         """What one of the newest saves has cost the run; None before the first."""
-        return sum(self._costs_s) / len(self._costs_s) if self._costs_s else None
+        costs_s = self._costs_s
+        return sum(costs_s) / len(costs_s) if costs_s else None
 
     def interval_s(self, now_s: float) -> float | None:
         """The time between two saves; None if it is counted in steps."""
@@ -140,7 +143,7 @@ class Rhythm:
 
     def ended(self, cost_s: float, took_s: float, now_s: float) -> None:
         """A save was committed ``took_s`` after its begin; it has cost the run ``cost_s``."""
-        self._costs_s.append(cost_s)
+        self._costs_s = (*self._costs_s, cost_s)[-_RECENT:]
         self._took_s = took_s
         interval_s = self.interval_s(now_s)
         if self._every == "auto" and interval_s is not None and self._is_news(interval_s):

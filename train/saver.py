@@ -111,7 +111,7 @@ class Saver:
         """Copy the state of this moment, and store it in the background.
 
         If the save before is still at work, on any rank, and stays so for longer than there is
-        patience, this one is left out, unless it ``must`` be made. Collective.
+        patience, this one waits for a later step, unless it ``must`` be made. Collective.
         """
         start_s = time.monotonic()
         if self._thread is not None:
@@ -119,7 +119,6 @@ class Saver:
             self._patience.spend(time.monotonic() - start_s, time.monotonic())
         device = next(iter(self._state.values())).device
         if int(total(torch.tensor(self._is_storing(), dtype=torch.int32, device=device))):
-            self._leave_out(moment.step)
             return
         start_s = time.monotonic()
         parts = self._copy(moment)
@@ -225,12 +224,12 @@ class Saver:
         try:
             info = self._save(whole, moment)
             took_s = time.monotonic() - start_s
+            self._outcomes.append(Saved(info, took_s))
             if dist.get_rank() == 0:
                 self._collect(info)
             shares_cores = next(iter(self._state.values())).device.type == "cpu"
             worked_s = time.thread_time() - worked_s if shares_cores else 0.0
             self._rhythm.ended(stall_s + worked_s, took_s, time.monotonic())
-            self._outcomes.append(Saved(info, took_s))
         except StorageError as error:
             self._outcomes.append(_Refused(moment.step, error))
         except Exception as error:
