@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ebbtide.platform.errors import StorageError, TrainingError
 from ebbtide.platform.storage import LocalStorage, open_storage
+from ebbtide.train import last_save
 from ebbtide.train.checkpoint import Checkpoints
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import list_checkpoints, newest, verify
@@ -152,9 +153,11 @@ def insist(config: TrainConfig) -> list[int]:
     saver, _ = make_saver(config)
     Gate.open.set()
     Gate.refuses = True
-    saver.begin(moment(config.steps), must=True)
-    threading.Timer(1.5, lambda: setattr(Gate, "refuses", False)).start()
-    return [saved.info.step for saved in saver.wait()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_save, "_FIRST_PAUSE_S", 0.1)
+        saver.begin(moment(config.steps), must=True)
+        threading.Timer(0.5, lambda: setattr(Gate, "refuses", False)).start()
+        return [saved.info.step for saved in saver.wait()]
 
 
 def test_the_save_after_the_last_step_is_tried_again(ranks: Ranks, make_config: MakeConfig) -> None:
