@@ -197,12 +197,12 @@ def _show(documents: list[dict[str, Any]], as_json: bool) -> None:
             continue
         title = f"{document['set']}: {', '.join(document['zones'])}; {document['windows']} windows"
         table = Table(title=title, title_justify="left", box=box.SIMPLE)
-        table.add_column("policy")
-        for column in ("cost", "x optimum", "missed", "starts", "evictions", "spot h", "o-d h"):
+        table.add_column("policy", no_wrap=True)
+        for column in ("cost", "x optimum", "missed", "evicted", "spot h", "o-d h"):
             table.add_column(column, justify="right")
         for name, row in document["policies"].items():
             table.add_row(name, *_cells(row))
-        table.add_row("clairvoyant optimum", f"${document['optimum_usd']:,.2f}", "1.000")
+        table.add_row("(optimum)", f"${document['optimum_usd']:,.2f}", "1.000")
         console.print(table)
 
 
@@ -212,7 +212,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"${row['usd']:,.2f}",
         "-" if over is None else f"{over:.3f}",
         str(row["deadline_misses"]),
-        f"{row['starts']:.1f}",
         f"{row['evictions']:.1f}",
         f"{row['node_hours']['spot']:,.1f}",
         f"{row['node_hours']['on_demand']:,.1f}",
