@@ -228,13 +228,19 @@ def _show_forecast(made: Forecast, as_json: bool) -> None:
         }
         typer.echo(json.dumps(document, indent=2))
         return
-    table = Table(title="Forecast, the best first", title_justify="left", box=box.SIMPLE)
-    table.add_column("policy")
-    table.add_column("zones")
-    for column in ("cost", "80% of samples", "done after", "80% of samples", "in time"):
-        table.add_column(column, justify="right")
+    table = Table(
+        title="Forecast, the best first: medians, and between what 80% of the samples lie",
+        title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("policy", "zones"):
+        table.add_column(column, no_wrap=True)
+    for column in ("cost", "80%", "done", "80%", "in time"):
+        table.add_column(column, justify="right", no_wrap=True)
     for choice in made.choices:
-        table.add_row(choice.policy, ", ".join(choice.zones) or "any", *_choice_cells(choice))
+        zones = _zones(choice, len(made.sources))
+        table.add_row(choice.policy, zones, *_choice_cells(choice))
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(_advice(made), highlight=False, markup=False)
@@ -247,16 +253,25 @@ def _choice_cells(choice: Choice) -> list[str]:
     if choice.hours is not None:
         hours = (f"{choice.hours.median:.1f} h", _interval(choice.hours, "{:.1f}"))
     cost = f"${choice.usd.median:,.2f}"
-    return [cost, _interval(choice.usd, "{:,.2f}"), *hours, f"{choice.chance:.0%}"]
+    form = "{:,.0f}" if choice.usd.low >= 20 else "{:,.2f}"
+    return [cost, _interval(choice.usd, form), *hours, f"{choice.chance:.0%}"]
 
 
 def _interval(spread: Spread, form: str) -> str:
-    return f"{form.format(spread.low)} - {form.format(spread.high)}"
+    return f"{form.format(spread.low)}-{form.format(spread.high)}"
+
+
+def _zones(choice: Choice, known: int) -> str:
+    if not choice.zones:
+        return "-"
+    return choice.zones[0] if len(choice.zones) == 1 else f"all {known}"
 
 
 def _advice(made: Forecast) -> str:
     best, full = made.best, made.on_demand
-    text = f"best: {best.policy} in {', '.join(best.zones) or 'any zone'}"
+    text = f"best: {best.policy}"
+    if best.zones:
+        text += f" in {', '.join(best.zones)}"
     if full is None or full is best:
         return text
     saved = 1 - best.mean_usd / full.mean_usd
