@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ebbtide.platform.account import account
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.ledger import read_ledger
-from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.local_cluster import LocalCluster, NodeHandle
 from ebbtide.platform.meter import Meter, Owner
 from ebbtide.train import elastic
 from ebbtide.train.config import TrainConfig
@@ -32,7 +32,15 @@ from ebbtide.train.elastic import (
     Offer,
     Running,
 )
-from ebbtide.train.events import Event, Failed, NodeLost, Notice, StateDigest, read_events
+from ebbtide.train.events import (
+    Event,
+    Failed,
+    GenerationBegan,
+    NodeLost,
+    Notice,
+    StateDigest,
+    read_events,
+)
 from ebbtide.train.history import History
 from ebbtide.train.job import train
 from ebbtide.train.loop import run_generation
@@ -217,23 +225,38 @@ def undisturbed(config: TrainConfig) -> Recorder:
 
 
 class Weather:
-    """Announces the end of a node, kills one, adds one and kills two at once, steps apart."""
+    """Announces the end of rank 0's node, kills one, adds one and kills two at once."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: LocalCluster, run_uri: str) -> None:
+        self._cluster, self._run_uri = cluster, run_uri
+        self.drained: list[str] = []
+        self.killed: list[str] = []
         self.acts: list[tuple[int, Callable[[], object]]] = [
-            (0, lambda: cluster.drain(cluster.nodes[1], 60.0)),
-            (1, lambda: cluster.kill(cluster.nodes[2])),
+            (0, self._drain),
+            (1, lambda: self._kill(1)),
             (2, threading.Thread(target=cluster.add_node).start),
-            (3, self._kill_two),
+            (3, lambda: self._kill(1, 2)),
         ]
         self.times_s: list[float] = []
         self._since: tuple[int, int] = (-1, 0)
 
-    def _kill_two(self) -> None:
-        victims = [self.cluster.nodes[index] for index in (3, 4)]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(self.cluster.kill, victims))
+    def _drain(self) -> None:
+        first = self._ranks()[0]
+        self.drained.append(first.node_id)
+        self._cluster.drain(first, 15.0)
+
+    def _kill(self, *ranks: int) -> None:
+        nodes = self._ranks()
+        victims = [nodes[rank] for rank in ranks]
+        self.killed += [node.node_id for node in victims]
+        with ThreadPoolExecutor(len(victims)) as pool:
+            list(pool.map(self._cluster.kill, victims))
+
+    def _ranks(self) -> list[NodeHandle]:
+        """The nodes of the newest generation's ranks."""
+        began = [e for e in read_events(self._run_uri) if isinstance(e, GenerationBegan)]
+        handles = {node.node_id: node for node in self._cluster.nodes}
+        return [handles[node_id] for node_id in began[-1].nodes]
 
     def __call__(self, progress: Progress) -> None:
         if progress.attempt != self._since[0]:
@@ -258,8 +281,8 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
         "validation": {"every_steps": 40},
         "workers": {"min": 1, "max": 4},
     }
-    weather = Weather(cluster)
     config = make_config(**job, model={"loss": "tests.train.user_code:slow_loss"})
+    weather = Weather(cluster, config.run_uri)
     result = train(config, address=cluster.address, on_progress=weather)
     _expect_no_ranks(cluster)
     events = read_events(config.run_uri)
@@ -280,10 +303,9 @@ def test_an_evicted_killed_and_grown_run_is_the_same_run(
     assert result.attempts == 5
     failed = [event for event in events if isinstance(event, Failed)]
     assert [(each.cause, each.counted) for each in failed] == [("node lost", False)] * 2
-    drained, *killed = (node.node_id for node in cluster.nodes[1:])
-    assert [event.node for event in events if isinstance(event, Notice)] == [drained]
+    assert [event.node for event in events if isinstance(event, Notice)] == weather.drained
     lost = {event.node: event.announced for event in events if isinstance(event, NodeLost)}
-    assert lost == {drained: True, **dict.fromkeys(killed, False)}
+    assert lost == dict.fromkeys(weather.drained, True) | dict.fromkeys(weather.killed, False)
 
     expected = undisturbed(make_config(**job))
     assert sorted(history.kept) == [step.step for step in expected.steps]
