@@ -157,7 +157,7 @@ class Training:
         if self.checkpoints is not None:
             keeps = nodes if config.checkpoint.memory else ()
             source, self.start = restore(self.checkpoints, self.state, keeps)
-            self.saver = open_saver(self.checkpoints, self.state, keeps, interruptions)
+            self.saver = open_saver(self.checkpoints, self.state, keeps, source, interruptions)
         self.generation = Generation(
             index=generation_index,
             rank=dist.get_rank(),

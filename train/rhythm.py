@@ -89,15 +89,22 @@ class Patience:
 class Rhythm:
     """When the saves of one generation fall due. Times are of one monotonic clock.
 
-    ``ended`` may be called in another thread than the rest.
+    ``is_owed``: there is work already that is in no checkpoint, so that the first is due at once if
+    saves go by the clock. ``ended`` may be called in another thread than the rest.
     """
 
     def __init__(
-        self, config: CheckpointConfig, interruptions: Interruptions, now_s: float
+        self,
+        config: CheckpointConfig,
+        interruptions: Interruptions,
+        now_s: float,
+        *,
+        is_owed: bool = False,
     ) -> None:
         self._every, self._every_s = config.every, config.every_s
         self._interruptions = interruptions
-        self._began_s = self._last_s = self._asked_s = now_s
+        self._began_s = self._asked_s = now_s
+        self._last_s = -math.inf if is_owed else now_s
         self._waiting: int | None = None
         self._costs_s: tuple[float, ...] = ()
         self._took_s = 0.0

@@ -70,7 +70,7 @@ class Saver:
     """Saves ``state`` for one generation. Every rank has one and calls the same methods in turn.
 
     The constructor is collective: the background has a process group of its own, so that it never
-    comes between the collectives of the training loop.
+    comes between the collectives of the training loop. ``is_owed``: the state is in no checkpoint.
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class Saver:
         state: Mapping[str, Tensor],
         memory: PeerMemory | None = None,
         interruptions: Interruptions = NO_INTERRUPTIONS,
+        *,
+        is_owed: bool = False,
     ) -> None:
         self._checkpoints, self._state = checkpoints, state
         self._folder = memory.folder if memory is not None else None
@@ -93,7 +95,9 @@ class Saver:
         self._step_at_work = 0
         self._missed: list[Missed] = []
         self._left_out, self._warns_s = 0, 0.0
-        self._rhythm = Rhythm(checkpoints.config.checkpoint, interruptions, time.monotonic())
+        self._rhythm = Rhythm(
+            checkpoints.config.checkpoint, interruptions, time.monotonic(), is_owed=is_owed
+        )
 
     def wants_save(self, step: int) -> bool:
         """Whether this rank would save after the step that is about to be made. By rank 0."""

@@ -67,11 +67,15 @@ def open_saver(
     checkpoints: Checkpoints,
     state: Mapping[str, Tensor],
     nodes: Sequence[str],
+    source: str | None,
     interruptions: Interruptions,
 ) -> Saver:
-    """What saves this generation's state, into the memory of ``nodes`` too if there are any."""
+    """What saves this generation's state, into the memory of ``nodes`` too if there are any.
+
+    ``source`` is where :func:`restore` had it from.
+    """
     memory = None
     if nodes:
         token, job = checkpoints.token, checkpoints.job
         memory = PeerMemory(checkpoints.run.uri, nodes, state, token, job)
-    return Saver(checkpoints, state, memory, interruptions)
+    return Saver(checkpoints, state, memory, interruptions, is_owed=source == "memory")

@@ -80,6 +80,13 @@ def test_what_is_known_of_interruptions_outweighs_what_was_expected() -> None:
     assert Interruptions(0, 30 * 86400.0).mean_s() > 29 * 86400.0
 
 
+def test_work_that_was_in_no_checkpoint_is_saved_soon_after_a_restart() -> None:
+    config = CheckpointConfig(every="30m")
+    one = Rhythm(config, NO_INTERRUPTIONS, 0.0, is_owed=True)
+    assert saves(one, 5, 1.0) == [1.0]
+    assert saves(rhythm("30m"), 5, 1.0) == []
+
+
 def test_steps_are_counted() -> None:
     assert saves(rhythm(3), 10, 1.0) == [3.0, 6.0, 9.0]
 
