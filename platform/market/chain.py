@@ -36,7 +36,7 @@ MADE_UP_TICKS = 20_000
 WORTH_HOURS = 27.0
 """How many hours of a real past the made-up past is worth."""
 
-HISTORY_HOURS = 96.0
+HISTORY_HOURS = 200.0
 """How many hours of what is seen now a history is worth at most, however long it is."""
 
 Grades = NDArray[np.int64]
