@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ebbtide.platform.errors import DataError
 from ebbtide.platform.market.study import POLICIES, Job, draw_windows
 from ebbtide.platform.market.traces import Trace, align, read_sets
 
@@ -38,6 +39,8 @@ WORK_H, RESTART_H, ON_DEMAND_USD, SPOT_USD, GANG = 48.0, 0.217, 3.0, 1.0, 4
 JUDGED = [name for name in POLICIES if name not in ("spot_only", "price_pause")]
 """Not ``spot_only``, which knows no deadline, and ``price_pause``, as prices stand still here."""
 MOST_COMBINATIONS = 6
+TRACES = Path("../shared/data/spot_traces")
+"""Where traces are looked for: beside the repository, as they are not part of it."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,30 @@ def job(load: float, nodes: int = 1) -> Job:
 
 def cases(sets: Mapping[str, tuple[Trace, ...]], draw: np.random.Generator) -> Iterator[Case]:
     """One zone, four zones and gangs of every set."""
-    aligned = {name: _unpriced(align(traces, job(0.9).tick_s)) for name, traces in sets.items()}
-    able = any(trace.nodes.max() >= GANG for traces in aligned.values() for trace in traces)
-    for name, traces in aligned.items():
+    tick_s = job(0.9).tick_s
+    able = any(trace.nodes.max() >= GANG for traces in sets.values() for trace in traces)
+    for name, found in sets.items():
+        traces = [_unpriced(trace.resample(tick_s)) for trace in found]
         for trace in traces:
             for load in (0.9, 0.8, 0.7):
                 yield Case("one_zone", name, (trace,), 1, load)
-        for four in _fours(traces, draw):
-            for load in (0.9, 0.8):
-                yield Case("four_zones", name, four, 1, load)
-        if not able and len(traces) >= GANG:
-            nodes = np.sum([trace.nodes for trace in traces], axis=0)
-            yield Case("gang", name, (Trace("spread", traces[0].tick_s, nodes),), GANG, 0.8)
+        together: dict[float, list[Trace]] = defaultdict(list)
+        for trace in traces:
+            together[trace.tick_s].append(trace)
+        for alike in together.values():
+            for four in _fours(alike, draw):
+                for load in (0.9, 0.8):
+                    yield Case("four_zones", name, align(four, tick_s), 1, load)
+            if not able and len(alike) >= GANG:
+                nodes = np.sum([trace.nodes for trace in align(alike, tick_s)], axis=0)
+                yield Case("gang", name, (Trace("spread", alike[0].tick_s, nodes),), GANG, 0.8)
         for trace in traces:
             if trace.nodes.max() >= GANG:
                 yield Case("gang", name, (trace,), GANG, 0.8)
 
 
-def _unpriced(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    return tuple(Trace(trace.zone, trace.tick_s, trace.nodes) for trace in traces)
+def _unpriced(trace: Trace) -> Trace:
+    return Trace(trace.zone, trace.tick_s, trace.nodes)
 
 
 def _fours(traces: Sequence[Trace], draw: np.random.Generator) -> list[tuple[Trace, ...]]:
@@ -165,12 +173,18 @@ def against_baselines(ratios: Mapping[tuple[str, str, str], list[float]]) -> dic
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--traces", type=Path, required=True, help="folder of traces")
+    parser.add_argument(
+        "--traces", type=Path, default=TRACES, help=f"folder of traces (default: {TRACES})"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of windows and combinations")
     parser.add_argument("--windows", type=int, default=24, help="windows a case")
     parser.add_argument("--json", action="store_true", help="one line of JSON last")
     arguments = parser.parse_args()
-    figures = judge(read_sets([arguments.traces]), arguments.seed, arguments.windows)
+    try:
+        sets = read_sets([arguments.traces])
+    except DataError as error:
+        raise SystemExit(f"--traces: {error}") from error
+    figures = judge(sets, arguments.seed, arguments.windows)
     for name, value in figures.items():
         if isinstance(value, float | int):
             print(f"{name:40} {value}")

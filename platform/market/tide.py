@@ -21,7 +21,7 @@ from ebbtide.platform.market.plan import ON_DEMAND, SPOT, Plan, solve
 from ebbtide.platform.market.policy import EPSILON_S, IDLE, Placement, Seen, Terms, guarded
 from ebbtide.platform.prices import Market
 
-MOST_STEPS = 640
+MOST_STEPS = 1200
 """A plan has no more steps than this; it is coarser for long jobs."""
 REPLANS = (0.0, 1 / 20, 1 / 8, 1 / 3)
 """Shares of the deadline after which to plan anew."""
@@ -156,7 +156,7 @@ def _plan(terms: Terms, past: tuple[bytes, ...], usd: Sequence[float], seen: See
     )
     steps = int(left_s / step_s) + 2
     slack = max(0, int((left_s - seen.work_left_s) / step_s)) + 1
-    delay = round(terms.restart_s / step_s)
+    delay = max(round(terms.restart_s / step_s), int(terms.restart_s > 0))
     plan = solve(chain, seen.on_demand_usd, delay, steps, min(slack, steps))
     return Outlook(_rows(grades), plan, step_s)
 
