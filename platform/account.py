@@ -146,6 +146,11 @@ class Account:
         return _in_order(self.by(lambda row: row.epoch))
 
     @property
+    def without_stalls(self) -> Total:
+        """What the run would have cost if its nodes had only computed (and validated)."""
+        return self.by_owner[Owner.COMPUTE] + self.by_owner[Owner.VALIDATION]
+
+    @property
     def goodput(self) -> float | None:
         """Compute of kept steps over node-seconds; None without node time."""
         total_us = self.total.time_us

@@ -1,61 +1,144 @@
-"""``ebbtide cost``: what a run has cost so far, by owner, attempt, market and node."""
+"""``ebbtide cost``: what a run has cost so far, by owner, attempt, epoch, market and node."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ebbtide.platform.account import Account, Dollars, Total, account, usd_text
-from ebbtide.platform.errors import CostError
-from ebbtide.platform.ledger import LedgerFault, read_ledger
-from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import NodeUp
+from ebbtide.commands.cost_tables import (
+    COLUMNS,
+    attempts,
+    cells,
+    epochs,
+    nodes,
+    owners,
+    percent,
+    summary,
+    table,
+)
+from ebbtide.commands.run_books import (
+    events_of,
+    figures,
+    ledger_of,
+    lines,
+    runs_under,
+    tokens_of,
+)
+from ebbtide.platform.account import Account, Dollars, Total, account
+from ebbtide.platform.errors import ConfigError, CostError
+from ebbtide.platform.ledger import LedgerFault
 from ebbtide.platform.storage import join, open_storage
 
 
 def cost(
-    run: str = typer.Argument(help="URI of the run, or its name together with --storage."),
+    run: str | None = typer.Argument(
+        None, help="URI of the run, or its name together with --storage."
+    ),
     storage: str | None = typer.Option(
         None, "--storage", help="The storage URI of the job file, if RUN is a name."
     ),
+    every: bool = typer.Option(False, "--all", help="Every run under --storage, one a line."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document instead of tables."),
+    as_csv: bool = typer.Option(
+        False, "--csv", help="Comma-separated: node time by node, attempt, epoch and owner."
+    ),
 ) -> None:
-    """Show what a run has cost, by owner, attempt and instance type. The run may be alive.
+    """Show what a run has cost, by owner, attempt, epoch and instance type. The run may be alive.
 
     Seconds are node-seconds; "on demand" is what they would have cost at on-demand prices.
 
     Example: [bold]ebbtide cost stdlib-lm --storage s3://bucket/runs[/bold]
     """
-    source = open_storage(run if storage is None else join(storage, run))
-    ledger = read_ledger(source)
-    if not ledger.records:
-        raise CostError(_unreadable(source.uri, ledger.faults))
-    result = account(ledger.records, time.time())
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv are two forms of one answer; give one of them")
+    if every == (run is not None) or (every and storage is None):
+        raise ConfigError("name one RUN, or give --all with --storage")
+    if every and storage is not None:
+        _every(storage, as_json, as_csv)
+        return
+    source = open_storage(str(run) if storage is None else join(storage, str(run)))
+    ledger = ledger_of(source)
+    result, tokens = account(ledger.records, time.time()), tokens_of(events_of(source)[1])
     if as_json:
-        typer.echo(json.dumps(document(source.uri, result, ledger.faults), indent=2))
+        typer.echo(json.dumps(document(source.uri, result, ledger.faults, tokens), indent=2))
+        return
+    if as_csv:
+        typer.echo(_csv([(source.uri, result)]), nl=False)
         return
     console = Console(soft_wrap=True)
-    for table in (_owners(source.uri, result), _attempts(result), _nodes(result)):
-        console.print(table)
-    for line in _summary(result):
+    for shown in (owners(source.uri, result), attempts(result), *epochs(result), nodes(result)):
+        console.print(shown)
+    for line in (*summary(result), *lines(result, tokens)):
         console.print(line, highlight=False)
     _say_faults(ledger.faults)
 
 
-def document(run_uri: str, result: Account, faults: Iterable[LedgerFault] = ()) -> dict[str, Any]:
+def _every(storage: str, as_json: bool, as_csv: bool) -> None:
+    """What all runs under a storage have cost."""
+    root, now_s = open_storage(storage), time.time()
+    names = runs_under(root)
+    if not names:
+        raise CostError(f"{root.uri}: no run with a ledger here; give the storage of a job file")
+    results = [(name, account(ledger_of(root.child(name)).records, now_s)) for name in names]
+    if as_csv:
+        typer.echo(_csv([(join(root.uri, name), result) for name, result in results]), nl=False)
+        return
+    whole = sum((result.total for _, result in results), Total())
+    if as_json:
+        runs = [document(join(root.uri, name), result) for name, result in results]
+        typer.echo(json.dumps({**_plain(whole, whole), "runs": runs}, indent=2))
+        return
+    shown = table(f"Runs under {root.uri}", "run", "status", *COLUMNS, "goodput %")
+    for name, result in results:
+        goodput = "-" if result.goodput is None else f"{100 * result.goodput:.1f}"
+        shown.add_row(name, result.status, *cells(result.total, whole), goodput)
+    shown.add_section()
+    shown.add_row("total", "", *cells(whole, whole), "", style="bold")
+    Console(soft_wrap=True).print(shown)
+
+
+_CSV_COLUMNS = (
+    *("run", "node_id", "instance_type", "market", "zone", "attempt", "epoch", "owner"),
+    *("node_seconds", "usd_per_hour", "cost_usd", "cost_on_demand_usd"),
+)
+
+
+def _csv(results: Iterable[tuple[str, Account]]) -> str:
+    """One line for each part of the node time; an unknown price and its cost are empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CSV_COLUMNS)
+    for run_uri, result in results:
+        for row in result.rows:
+            node, total = row.node, row.total
+            place = (run_uri, node.node_id, node.instance_type, node.market.value, node.zone)
+            usd = (_usd(total.spent), _usd(total.on_demand))
+            price = node.usd_per_hour
+            what = (row.attempt, row.epoch, row.owner.value, total.seconds)
+            writer.writerow([*place, *what, price, *usd])
+    return text.getvalue()
+
+
+def document(
+    run_uri: str, result: Account, faults: Iterable[LedgerFault] = (), tokens: int = 0
+) -> dict[str, Any]:
     """The account as plain values; an unknown price is null, and its total ``partial``."""
-    total = result.total
+    total, found = result.total, figures(result, tokens)
+    per_token = found.usd_per_million_tokens
     return {
         "run": run_uri,
         "status": result.status,
         "goodput": result.goodput,
+        "tokens": tokens or None,
+        "usd_per_million_tokens": None if per_token is None else float(round(per_token, 9)),
+        "cost_without_stalls_usd": _usd(result.without_stalls.spent),
         **_plain(total, total),
         "owners": {owner.value: _plain(part, total) for owner, part in result.by_owner.items()},
         "markets": {
@@ -86,7 +169,7 @@ def document(run_uri: str, result: Account, faults: Iterable[LedgerFault] = ()) 
 def _plain(part: Total, whole: Total) -> dict[str, Any]:
     return {
         "node_seconds": part.seconds,
-        "percent": _percent(part, whole),
+        "percent": percent(part, whole),
         "cost_usd": _usd(part.spent),
         "partial": part.spent.partial,
         "cost_on_demand_usd": _usd(part.on_demand),
@@ -96,98 +179,6 @@ def _plain(part: Total, whole: Total) -> dict[str, Any]:
 
 def _usd(dollars: Dollars) -> float | None:
     return None if dollars.usd is None else float(round(dollars.usd, 9))
-
-
-def _percent(part: Total, whole: Total) -> float:
-    return 100 * part.time_us / whole.time_us if whole.time_us else 0.0
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
-    return table
-
-
-def _cells(part: Total, whole: Total) -> list[str]:
-    return [
-        f"{part.seconds:,.1f}",
-        f"{_percent(part, whole):.1f}",
-        part.spent.text(whole.spent),
-        part.on_demand.text(whole.on_demand),
-    ]
-
-
-_COLUMNS = ("seconds", "%", "cost", "on demand")
-
-
-def _owners(run_uri: str, result: Account) -> Table:
-    table = _table(f"{run_uri} ({result.status})", "owner", *_COLUMNS)
-    for owner, part in result.by_owner.items():
-        table.add_row(owner.value.replace("_", " "), *_cells(part, result.total))
-    table.add_section()
-    table.add_row("total", *_cells(result.total, result.total), style="bold")
-    return table
-
-
-def _attempts(result: Account) -> Table:
-    by_both = result.by(lambda row: (row.attempt, row.owner))
-    table = _table("By attempt", "attempt", *_COLUMNS, "compute %", "lost %")
-    for number, part in result.by_attempt.items():
-        shares = (
-            f"{_percent(by_both.get((number, owner), Total()), part):.1f}"
-            for owner in (Owner.COMPUTE, Owner.LOST_WORK)
-        )
-        name = "before any" if number is None else str(number)
-        table.add_row(name, *_cells(part, result.total), *shares)
-    return table
-
-
-def _nodes(result: Account) -> Table:
-    def kind(node: NodeUp) -> tuple[str, str, str]:
-        price = node.usd_per_hour
-        hourly = "unknown" if price is None else f"{price.normalize():f}"
-        return node.instance_type or "unknown", node.market.value.replace("_", " "), hourly
-
-    nodes: dict[tuple[str, str, str], set[str]] = {}
-    for row in result.rows:
-        nodes.setdefault(kind(row.node), set()).add(row.node.node_id)
-    table = _table("By instance type", "type", "market", "$/hour", "nodes", *_COLUMNS[:-1])
-    for key, part in result.by(lambda row: kind(row.node)).items():
-        table.add_row(*key, str(len(nodes[key])), *_cells(part, result.total)[:-1])
-    return table
-
-
-def _summary(result: Account) -> list[str]:
-    total = result.total
-    lines = []
-    if result.goodput is not None:
-        lines.append(f"goodput {100 * result.goodput:.1f}% of node time (compute of kept steps)")
-    if result.saves_missed:
-        counts = ", ".join(f"{count} {why}" for why, count in sorted(result.saves_missed.items()))
-        lines.append(f"checkpoints that came to nothing: {counts}")
-    spent, on_demand = total.spent.usd, total.on_demand.usd
-    if total.spent.partial:
-        lines.append(
-            f"the total is partial: {total.spent.unpriced_us / 1e6:,.1f} node-seconds have no known"
-            " price; put their instance type into the catalogue (cost.catalogue) for the next run"
-        )
-    elif spent is not None and on_demand not in (None, spent) and not total.on_demand.partial:
-        saved = on_demand - spent
-        word = "less" if saved >= 0 else "more"
-        lines.append(
-            f"{usd_text(spent, on_demand)} spent, {usd_text(abs(saved), on_demand)} "
-            f"({abs(saved) / on_demand:.0%}) {word} than the same node time on demand"
-        )
-    return lines
-
-
-def _unreadable(run_uri: str, faults: tuple[LedgerFault, ...]) -> str:
-    text = f"{run_uri}: no line of the ledger could be read"
-    if faults:
-        first = faults[0]
-        text += f"; the first is ledger/{first.key}, line {first.line}: {first.reason}"
-    return f"{text}; restore the ledger, or ask for another run"
 
 
 def _say_faults(faults: tuple[LedgerFault, ...]) -> None:
