@@ -17,6 +17,7 @@ from ebbtide.commands.cost import cost
 from ebbtide.commands.demo import demo
 from ebbtide.commands.diff import diff
 from ebbtide.commands.export import export
+from ebbtide.commands.prices import prices
 from ebbtide.commands.report import report
 from ebbtide.commands.serve import serve
 from ebbtide.commands.simulate import simulate
@@ -57,6 +58,7 @@ app.command()(cost)
 app.command()(demo)
 app.command()(diff)
 app.command()(export)
+app.command()(prices)
 app.command()(report)
 app.command()(serve)
 app.command()(simulate)
