@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -32,6 +31,7 @@ from ebbtide.commands.run_books import (
     tokens_of,
 )
 from ebbtide.platform.account import Account, Dollars, Total, account
+from ebbtide.platform.account_table import csv_text, write_parquet
 from ebbtide.platform.errors import ConfigError, CostError
 from ebbtide.platform.ledger import LedgerFault
 from ebbtide.platform.storage import join, open_storage
@@ -49,6 +49,9 @@ def cost(
     as_csv: bool = typer.Option(
         False, "--csv", help="Comma-separated: node time by node, attempt, epoch and owner."
     ),
+    parquet: Path | None = typer.Option(
+        None, "--parquet", help="Write the rows of --csv to this Parquet file, too."
+    ),
 ) -> None:
     """Show what a run has cost, by owner, attempt, epoch and instance type. The run may be alive.
 
@@ -61,16 +64,17 @@ def cost(
     if every == (run is not None) or (every and storage is None):
         raise ConfigError("name one RUN, or give --all with --storage")
     if every and storage is not None:
-        _every(storage, as_json, as_csv)
+        _every(storage, as_json, as_csv, parquet)
         return
     source = open_storage(str(run) if storage is None else join(storage, str(run)))
     ledger = ledger_of(source)
     result, tokens = account(ledger.records, time.time()), tokens_of(events_of(source)[1])
+    _write(parquet, [(source.uri, result)])
     if as_json:
         typer.echo(json.dumps(document(source.uri, result, ledger.faults, tokens), indent=2))
         return
     if as_csv:
-        typer.echo(_csv([(source.uri, result)]), nl=False)
+        typer.echo(csv_text([(source.uri, result)]), nl=False)
         return
     console = Console(soft_wrap=True)
     for shown in (owners(source.uri, result), attempts(result), *epochs(result), nodes(result)):
@@ -80,19 +84,21 @@ def cost(
     _say_faults(ledger.faults)
 
 
-def _every(storage: str, as_json: bool, as_csv: bool) -> None:
+def _every(storage: str, as_json: bool, as_csv: bool, parquet: Path | None) -> None:
     """What all runs under a storage have cost."""
     root, now_s = open_storage(storage), time.time()
     names = runs_under(root)
     if not names:
         raise CostError(f"{root.uri}: no run with a ledger here; give the storage of a job file")
     results = [(name, account(ledger_of(root.child(name)).records, now_s)) for name in names]
+    by_uri = [(join(root.uri, name), result) for name, result in results]
+    _write(parquet, by_uri)
     if as_csv:
-        typer.echo(_csv([(join(root.uri, name), result) for name, result in results]), nl=False)
+        typer.echo(csv_text(by_uri), nl=False)
         return
     whole = sum((result.total for _, result in results), Total())
     if as_json:
-        runs = [document(join(root.uri, name), result) for name, result in results]
+        runs = [document(run_uri, result) for run_uri, result in by_uri]
         typer.echo(json.dumps({**_plain(whole, whole), "runs": runs}, indent=2))
         return
     shown = table(f"Runs under {root.uri}", "run", "status", *COLUMNS, "goodput %")
@@ -104,26 +110,13 @@ def _every(storage: str, as_json: bool, as_csv: bool) -> None:
     Console(soft_wrap=True).print(shown)
 
 
-_CSV_COLUMNS = (
-    *("run", "node_id", "instance_type", "market", "zone", "attempt", "epoch", "owner"),
-    *("node_seconds", "usd_per_hour", "cost_usd", "cost_on_demand_usd"),
-)
-
-
-def _csv(results: Iterable[tuple[str, Account]]) -> str:
-    """One line for each part of the node time; an unknown price and its cost are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
-    for run_uri, result in results:
-        for row in result.rows:
-            node, total = row.node, row.total
-            place = (run_uri, node.node_id, node.instance_type, node.market.value, node.zone)
-            usd = (_usd(total.spent), _usd(total.on_demand))
-            price = node.usd_per_hour
-            what = (row.attempt, row.epoch, row.owner.value, total.seconds)
-            writer.writerow([*place, *what, price, *usd])
-    return text.getvalue()
+def _write(parquet: Path | None, accounts: Sequence[tuple[str, Account]]) -> None:
+    if parquet is None:
+        return
+    try:
+        write_parquet(parquet, accounts)
+    except OSError as error:
+        raise ConfigError(f"{parquet}: cannot be written: {error}; give --parquet FILE") from error
 
 
 def document(

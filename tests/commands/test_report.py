@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from decimal import Decimal
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from ebbtide.commands import cost as cost_command
@@ -147,22 +149,30 @@ def test_a_run_without_events_or_steps_has_a_page_too(run: Path, tmp_path: Path)
 
 
 def test_cost_by_epoch_per_token_without_stalls_and_as_csv(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_events(run)
-    cost_command.cost(str(run), None, False, False, False)
+    cost_command.cost(str(run), None, False, False, False, None)
     shown = " ".join(capsys.readouterr().out.split())
     assert "By epoch" in shown
     assert "1 300.0 45.5 $0.1000 $0.3000 By instance type" in shown
     assert "$31.25 per 1M tokens (partial), over the 6,400 of kept steps" in shown
 
-    cost_command.cost(str(run), None, False, False, True)
+    table = tmp_path / "tables" / "rows.parquet"
+    cost_command.cost(str(run), None, False, False, True, table)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("run,node_id,instance_type,market,zone,attempt,epoch,owner,")
     rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
     assert sum(float(row["node_seconds"]) for row in rows) == 660
     assert sum(float(row["cost_usd"] or 0) for row in rows) == pytest.approx(0.2)
     assert {row["usd_per_hour"] for row in rows if row["node_id"] == "b"} == {""}
+
+    columns = pyarrow.parquet.read_table(table).to_pydict()
+    assert sum(columns["node_seconds"]) == 660
+    known = [usd for usd in columns["cost_usd"] if usd is not None]
+    assert abs(sum(known) - Decimal("0.2")) < Decimal("1e-11")
+    assert len(known) < len(columns["cost_usd"]) == len(rows)
+    assert set(columns["epoch"]) == {0, 1}
 
 
 def test_cost_of_all_runs_under_a_storage(run: Path) -> None:
