@@ -57,17 +57,45 @@ class InstanceType(Config):
     date: date
 
 
+Part = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+
+
+class Overheads(Config):
+    """What owned machines cost beside their own price, as parts of it.
+
+    Usual for a cluster: 0.20 for its network, 0.10 for cooling; power where the price is of the
+    hardware alone.
+    """
+
+    network: Part = Decimal(0)
+    cooling: Part = Decimal(0)
+    power: Part = Decimal(0)
+
+    @property
+    def factor(self) -> Decimal:
+        """What a price is multiplied with."""
+        return 1 + self.network + self.cooling + self.power
+
+
 class Catalogue(Config):
-    """Instance types by name. A name given twice is refused with both lines."""
+    """Instance types by name. A name given twice is refused with both lines.
+
+    ``on_prem_overheads`` are added to every ``on_prem`` price.
+    """
 
     instance_types: dict[str, InstanceType]
+    on_prem_overheads: Overheads = Overheads()
 
-    def price(self, instance_type: str | None, market: Market | str) -> Decimal | None:
-        """Dollars an hour, or None where type or price is unknown."""
+    def price(
+        self, instance_type: str | None, market: Market | str, zone: str | None = None
+    ) -> Decimal | None:
+        """Dollars an hour, or None where type or price is unknown. The same in every ``zone``."""
         entry = self.instance_types.get(instance_type or "")
         if entry is None or entry.usd_per_hour is None:
             return None
         price: Decimal | None = getattr(entry.usd_per_hour, Market(market).value)
+        if price is not None and Market(market) is Market.ON_PREM:
+            return price * self.on_prem_overheads.factor
         return price
 
 

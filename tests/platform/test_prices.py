@@ -75,3 +75,18 @@ def test_the_shipped_catalogue_prices_every_type_on_demand() -> None:
         assert (prices.price(name, "spot") or Decimal(0)) < on_demand
         assert (entry.gpus > 0) == (entry.gpu is not None) == (entry.gpu_memory_gb is not None)
     assert prices.price("local-cpu", "spot") is not None
+
+
+def test_overheads_of_owned_machines_are_part_of_their_price(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(
+        "on_prem_overheads: {network: 0.20, cooling: 0.10}\n"
+        "instance_types: {box: {provider: us, vcpus: 8, memory_gb: 32, source: s, date: 2025-07-01,"
+        " usd_per_hour: {on_prem: 3.60, on_demand: 9}}}\n"
+    )
+    catalogue = load_catalogue(path)
+    assert catalogue.price("box", Market.ON_PREM) == Decimal("4.68")
+    assert catalogue.price("box", Market.ON_DEMAND) == Decimal(9)
+    path.write_text("on_prem_overheads: {network: -1}\ninstance_types: {}")
+    with pytest.raises(ConfigError, match=r"prices.yaml:1: on_prem_overheads\.network"):
+        load_catalogue(path)
