@@ -36,6 +36,9 @@ MADE_UP_TICKS = 20_000
 WORTH_HOURS = 27.0
 """How many hours of a real past the made-up past is worth."""
 
+WINNERS_CURSE = 1.5
+"""By how much more often than estimated a zone that was chosen among several takes nodes away: the
+best of several estimates is more likely too good than too bad."""
 HISTORY_HOURS = 200.0
 """How many hours of what is seen now a history is worth at most, however long it is."""
 
@@ -127,11 +130,14 @@ class Counts:
     def chain(self) -> Chain:
         """The probabilities; a state that was never seen is never left."""
         on = self._on + 1e-9
+        eviction = (self._after.sum(axis=1) + 1e-3) / (on.sum(axis=0) + 1.0)
+        if len(self._usd) > 1:
+            eviction = np.minimum(WINNERS_CURSE * eviction, 0.9)
         after = self._after + 1e-9 * (np.arange(STATES) == 0)
         return Chain(
             market=_rows(self._market + 1e-6 * np.eye(STATES)),
             grade=_rows(self._grade + 1e-6 * np.eye(GRADES)),
-            eviction=(self._after.sum(axis=1) + 1e-3) / (on.sum(axis=0) + 1.0),
+            eviction=eviction,
             after=_rows(after),
             usd=(on * self._usd[:, None]).sum(axis=0) / on.sum(axis=0),
         )
