@@ -49,8 +49,9 @@ def draw(path: Path, terms: Terms, window: Window, outcomes: Mapping[str, Outcom
     figure.legend(loc="outside upper right", ncols=4, frameon=False, fontsize="small")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+    dated = {"Date": None} if path.suffix == ".svg" else None  # the same bytes every time
     try:
-        figure.savefig(path)
+        figure.savefig(path, metadata=dated)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: the picture cannot be written: {error}") from error
 

@@ -23,7 +23,7 @@ from ebbtide.platform.prices import Market
 
 MOST_STEPS = 1200
 """A plan has no more steps than this; it is coarser for long jobs."""
-REPLANS = (0.0, 1 / 20, 1 / 8, 1 / 3)
+REPLANS = (0.0, 1 / 8, 1 / 3)
 """Shares of the deadline after which to plan anew."""
 
 FIRST_AGE_S = 6240.0
