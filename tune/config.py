@@ -5,23 +5,26 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     Field,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
 from ebbtide.platform.config import Config
-from ebbtide.train.config import NonNegative, Positive, TrainConfig, Uri
+from ebbtide.train.config import CostConfig, NonNegative, Positive, TrainConfig, Uri
 
 Kind = Literal["uniform", "quniform", "loguniform", "int", "logint", "choice"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Seconds = Annotated[float, Field(gt=0)]
+Dollars = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 
 
 def train_keys(model: type[BaseModel] = TrainConfig, prefix: str = "") -> Iterator[str]:
@@ -34,7 +37,9 @@ def train_keys(model: type[BaseModel] = TrainConfig, prefix: str = "") -> Iterat
             yield f"{prefix}{name}"
 
 
-def _known(key: str) -> str:
+def _known(key: str, info: ValidationInfo) -> str:
+    if (info.data or {}).get("function"):
+        return key
     keys = list(train_keys())
     if key not in keys:
         close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
@@ -53,25 +58,32 @@ class Domain(Config):
 
     ``{uniform: [low, high]}``, ``{quniform: [low, high, step]}``, ``{loguniform: [low, high]}``,
     ``{int: [low, high]}`` and ``{logint: [low, high]}`` (both ends included),
-    ``{choice: [value, ...]}``.
+    ``{choice: [value, ...]}``. With ``when: {key: value}`` (or a list of values) beside it the key
+    is only searched where another key of the space, written before it, has (one of) these.
     """
 
     kind: Kind
     values: tuple[Any, ...]
+    when: dict[str, tuple[Any, ...]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _from_yaml(cls, found: Any) -> Any:
-        if not isinstance(found, Mapping) or len(found) != 1:
+        ranges = {key: found[key] for key in found if key != "when"} if _is_map(found) else {}
+        if len(ranges) != 1:
             raise ValueError("write one range, as in {loguniform: [1e-4, 1e-2]}")
-        ((kind, values),) = found.items()
+        ((kind, values),) = ranges.items()
         if kind not in KINDS:
             close = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(KINDS)}"
             raise ValueError(f"{kind} is not a kind of range; {hint}")
         if not isinstance(values, list | tuple) or not values:
             raise ValueError(f"{kind} takes a list of values")
-        return {"kind": kind, "values": tuple(values)}
+        when = found.get("when", {})
+        if not _is_map(when):
+            raise ValueError("when takes a key and its value, as in when: {warmup: true}")
+        wanted = {key: value if isinstance(value, list) else [value] for key, value in when.items()}
+        return {"kind": kind, "values": tuple(values), "when": wanted}
 
     @model_validator(mode="after")
     def _possible(self) -> Domain:
@@ -95,13 +107,22 @@ class Domain(Config):
         return self
 
     @model_serializer
-    def _to_yaml(self) -> dict[str, list[Any]]:
-        return {self.kind: list(self.values)}
+    def _to_yaml(self) -> dict[str, Any]:
+        when = {"when": {key: list(values) for key, values in self.when.items()}}
+        return {self.kind: list(self.values), **(when if self.when else {})}
+
+    def is_active(self, values: Mapping[str, Any]) -> bool:
+        """Whether the key is searched beside these values of the others."""
+        return all(key in values and values[key] in wanted for key, wanted in self.when.items())
 
     @property
     def ends(self) -> tuple[Any, ...]:
         """Values that stand for all: the two ends of a range, or every choice."""
         return self.values if self.kind == "choice" else self.values[:2]
+
+
+def _is_map(found: Any) -> bool:
+    return isinstance(found, Mapping)
 
 
 class AshaConfig(Config):
@@ -115,26 +136,54 @@ class AshaConfig(Config):
     reduction_factor: Annotated[int, Field(ge=2)] = 3
 
 
+class MedianConfig(Config):
+    """Stops a trial whose best is worse than the median of the others' averages at its step
+    (https://dl.acm.org/doi/10.1145/3097983.3098043), from ``grace_steps`` (default: a ninth) on,
+    once ``min_trials`` others have come that far.
+    """
+
+    grace_steps: Positive | None = None
+    min_trials: Positive = 3
+
+
+class HyperbandConfig(Config):
+    """Successive halving in brackets that wait (https://arxiv.org/abs/1603.06560); who waits is
+    paused."""
+
+    reduction_factor: Annotated[int, Field(ge=2)] = 3
+
+
 class PoolConfig(Config):
     """The evaluators that trials run on: ``size`` processes that stay warm between sweeps.
 
-    A sweep reserves ``cpus`` for each of them while it runs; an idle pool reserves nothing.
+    A sweep reserves ``cpus`` for each of them while it runs; an idle pool reserves nothing. It
+    begins with one and takes more as the cluster has room. ``min`` of the evaluators stay for good,
+    the others end after ``idle_timeout_s`` without a sweep. Sweeps that run at the same time take
+    turns: by ``priority``, and among equals each has its ``weight``'s share of the time.
     """
 
     size: Positive = 2
+    min: NonNegative = 0
+    idle_timeout_s: Seconds = 1800
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     cpus: Annotated[float, Field(gt=0)] = 1
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "ebbtide-pool"
     start_timeout_s: Seconds = 600
 
 
 class TuneConfig(Config):
-    """One sweep over a training job.
+    """One sweep over a training job, or over any function.
 
     ``base`` is the training job's file, relative to the sweep's own. ``overrides`` and ``steps``
     change it for the trials only: the best ``train.yaml`` is the base with the chosen values.
+    ``function`` (``module:function``) takes the place of ``base``: it is called with the values and
+    a :class:`ebbtide.tune.trial.Context`, and ``overrides`` are values that do not change.
+    A sweep ends at ``max_seconds`` of wall time or ``max_dollars``, with what it has by then.
     """
 
-    base: Uri
+    base: Uri | None = None
+    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
     overrides: dict[TrainKey, Any] = {}
     steps: Positive | None = None
     space: Annotated[dict[TrainKey, Domain], Field(min_length=1)]
@@ -143,8 +192,13 @@ class TuneConfig(Config):
     seed: NonNegative = 0
     metric: Annotated[str, Field(min_length=1)] = "validation_loss"
     mode: Literal["min", "max"] = "min"
-    scheduler: Literal["none", "asha"] = "none"
+    scheduler: Literal["none", "asha", "hyperband", "median"] = "none"
     asha: AshaConfig = AshaConfig()
+    hyperband: HyperbandConfig = HyperbandConfig()
+    median: MedianConfig = MedianConfig()
+    max_seconds: Seconds | None = None
+    max_dollars: Dollars | None = None
+    cost: CostConfig | None = None
     concurrency: Positive | None = None
     trial_timeout_s: Seconds = 3600
     max_tries: Positive = 2
@@ -154,9 +208,9 @@ class TuneConfig(Config):
 
     @field_validator("space", "overrides", mode="before")
     @classmethod
-    def _flat(cls, found: Any) -> Any:
+    def _flat(cls, found: Any, info: ValidationInfo) -> Any:
         """``optimizer: {lr: ...}`` may be written for ``optimizer.lr: ...``; the later holds."""
-        if not isinstance(found, Mapping):
+        if not isinstance(found, Mapping) or info.data.get("function"):
             return found
         sections = {key.rpartition(".")[0] for key in train_keys()} - {""}
         flat: dict[str, Any] = {}
@@ -169,6 +223,8 @@ class TuneConfig(Config):
 
     @model_validator(mode="after")
     def _agrees(self) -> TuneConfig:
+        self._check_what_is_run()
+        self._check_conditions()
         twice = sorted(set(self.space) & {*self.overrides, *(["steps"] if self.steps else [])})
         if twice:
             raise ValueError(f"{twice[0]} is both searched and set; keep one")
@@ -188,12 +244,50 @@ class TuneConfig(Config):
             )
         return self
 
+    def _check_what_is_run(self) -> None:
+        if (self.base is None) == (self.function is None):
+            raise ValueError("set base, a training job's file, or function, and not both")
+        if self.function is None:
+            return
+        if self.storage is None:
+            raise ValueError("function: set storage, where the results go")
+        if self.scheduler != "none" and self.steps is None:
+            raise ValueError(
+                f"scheduler: {self.scheduler} needs steps, the most that a trial makes"
+            )
+
+    def _check_conditions(self) -> None:
+        before: set[str] = set()
+        for key, domain in self.space.items():
+            unknown = sorted(set(domain.when) - before)
+            if unknown:
+                raise ValueError(
+                    f"space.{key}: when names {unknown[0]}, which is not searched before it"
+                )
+            before.add(key)
+
+    @property
+    def is_conditional(self) -> bool:
+        return any(domain.when for domain in self.space.values())
+
+    def active(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The sampled values without those whose condition does not hold."""
+        found: dict[str, Any] = {}
+        for key in self.space:
+            if key in values and self.space[key].is_active(found):
+                found[key] = values[key]
+        return found
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """Of a grid: every combination of choices that differs from the others."""
+        found: list[dict[str, Any]] = [{}]
+        for key, domain in reversed(self.space.items()):  # the first key changes fastest
+            found = [{key: value, **rest} for rest in found for value in domain.values]
+        ordered = [{key: values[key] for key in self.space} for values in found]
+        unique = {repr(self.active(values)): self.active(values) for values in ordered}
+        return list(unique.values())
+
     @property
     def num_trials(self) -> int:
         """How many configurations are tried."""
-        if self.searcher != "grid":
-            return self.num_samples or 0
-        count = 1
-        for domain in self.space.values():
-            count *= len(domain.values)
-        return count
+        return len(self.combinations()) if self.searcher == "grid" else self.num_samples or 0

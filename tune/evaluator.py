@@ -10,198 +10,125 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
-import signal
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from ebbtide.tune.nursery import Child, Nursery
-from ebbtide.tune.trial import Metrics, TrialRequest
+from ebbtide.tune.nursery import Nursery
+from ebbtide.tune.running import Memory, RunningTrial, TrialFailed
+from ebbtide.tune.sharing import Lease, Turns
+from ebbtide.tune.trial import TrialRequest
 
 _log = logging.getLogger(__name__)
 _OWNER_CHECK_S = 1.0
-_LAST_WORDS_S = 1.0
-
-BOOKKEEPING = frozenset({"done", "finished", "pid", "training_iteration", "time_total_s"})
-"""Keys of a result that the evaluator adds to what the trial reports."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A sweep's hold on an evaluator. It ends with ``job_id``, the job of its driver in Ray."""
-
-    sweep_id: str
-    job_id: str
-
-
-class TrialFailed(Exception):
-    """A trial ended without a usable result.
-
-    ``may_retry``: it was killed rather than wrong. ``evicted``: by an announced eviction.
-    """
-
-    def __init__(
-        self, reason: str, may_retry: bool = False, details: str = "", evicted: bool = False
-    ) -> None:
-        super().__init__(reason, may_retry, details, evicted)  # all, so that it can be pickled
-        self.reason, self.may_retry = reason, may_retry
-        self.details, self.evicted = details, evicted
-
-    def __str__(self) -> str:
-        return self.reason
+_REMEMBERED = 256
+_MAX_PAUSED = 16
 
 
 class LeaseLost(Exception):
     """The caller does not hold this evaluator (any more)."""
 
 
-def check_metrics(metrics: Metrics, metric: str) -> Metrics:
-    """The metrics as they came. Raises TrialFailed if ``metric`` is not there or not finite."""
-    if metric not in metrics:
-        known = ", ".join(sorted(metrics)) or "nothing"
-        raise TrialFailed(f"the trial reports no {metric}; it reports {known}")
-    value = metrics[metric]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TrialFailed(f"{metric} is {value!r}, not a number")
-    if not math.isfinite(value):
-        raise TrialFailed(f"{metric} is {value}")
-    return metrics
-
-
-def death_reason(exit_code: int | None) -> str:
-    """What to tell of a trial whose process ended without a word."""
-    if exit_code is None:
-        return "the trial's process was killed together with its zygote"
-    if exit_code >= 0:
-        return f"the trial's process ended with exit code {exit_code}"
-    hint = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
-    with contextlib.suppress(ValueError):
-        return f"the trial's process was killed by {signal.Signals(-exit_code).name}{hint}"
-    return f"the trial's process was killed by signal {-exit_code}"
-
-
-class _RunningTrial:
-    """One trial in its child: results one by one, until the last."""
-
-    def __init__(self, request: TrialRequest, child: Child) -> None:
-        self.request = request
-        self.child = child
-        self._deadline_s = time.monotonic() + request.timeout_s
-        self._started_s = time.monotonic()
-        self._num_results = 0
-        self._last: Metrics = {}
-        self.imported: list[str] = []
-
-    def send(self, line: bytes) -> None:
-        self.child.writer.write(line)
-
-    async def next_result(self) -> dict[str, Any]:
-        """Let the trial go on to its next report. Raises TrialFailed."""
-        if self._num_results:
-            self.send(b"go\n")
-        message = await self._message()
-        if message["event"] == "failed":
-            raise TrialFailed(message["reason"], message["may_retry"], message["details"])
-        self._last = {**self._last, **message["metrics"]}
-        check_metrics(self._last, self.request.metric)
-        self._num_results += 1
-        finished = message["event"] == "done"
-        self.imported = message.get("imported", [])
-        return {
-            **self._last,
-            "done": finished,
-            "finished": finished,  # a scheduler sets "done" as well
-            "pid": self.child.pid,
-            "training_iteration": self._num_results,
-            "time_total_s": time.monotonic() - self._started_s,
-        }
-
-    async def _message(self) -> dict[str, Any]:
-        """The child's next message. It has ended if its stream has, or if its process has: what it
-        started may still hold the stream."""
-        read = asyncio.ensure_future(self.child.reader.readline())
-        ended = asyncio.shield(self.child.exit_code)
-        left_s = max(0.0, self._deadline_s - time.monotonic())
-        either: set[asyncio.Future[Any]] = {read, ended}
-        await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            await asyncio.wait({read}, timeout=_LAST_WORDS_S)
-        elif not read.done():
-            read.cancel()
-            limit_s = f"{self.request.timeout_s:g} s"
-            raise TrialFailed(f"the trial passed its time-out of {limit_s}")
-        line = b""
-        with contextlib.suppress(ConnectionError, ValueError):  # ValueError: no line, however long
-            line = read.result() if read.done() else b""
-        if line.endswith(b"\n"):
-            message: dict[str, Any] = json.loads(line)
-            return message
-        read.cancel()
-        self.child.kill()
-        raise TrialFailed(death_reason(await self.child.exit_code), may_retry=True)
-
-
 class Evaluator:
     """One seat of the pool. All methods run on one event loop; trials run in child processes.
 
     ``job_is_dead`` tells whether a driver's job has ended; it may block for milliseconds.
+    ``retire`` ends the evaluator after ``idle_timeout_s`` without a sweep; without it, it stays.
     """
 
     def __init__(
-        self, facts: dict[str, Any], job_is_dead: Callable[[str], bool], nursery: Nursery
+        self,
+        facts: dict[str, Any],
+        job_is_dead: Callable[[str], bool],
+        nursery: Nursery,
+        *,
+        idle_timeout_s: float = math.inf,
+        retire: Callable[[], None] | None = None,
     ) -> None:
         self._facts = facts
         self._job_is_dead = job_is_dead
         self._nursery = nursery
+        self._idle_timeout_s, self._retire = idle_timeout_s, retire
         self._lease: Lease | None = None
+        self._leased_at_s = self._freed_at_s = time.monotonic()
+        self._turns = Turns()
+        self._waiting: dict[str, Lease] = {}  # in the order in which they came
         self._freed = asyncio.Event()
         self._released: set[str] = set()
-        self._trial: _RunningTrial | None = None
+        self._trial: RunningTrial | None = None
+        self._paused: dict[str, RunningTrial] = {}
         self._trials_run = 0
+        self._memories: deque[Memory] = deque(maxlen=_REMEMBERED)
         self._background: set[asyncio.Task[Any]] = set()
 
     def warm_up(self) -> None:
         """Begin to warm up, ahead of the first lease. Called on the event loop."""
         self._spawn(self._nursery.warm())
+        if self._retire is not None:
+            self._spawn(self._watch_idleness(self._retire))
 
     async def acquire(self, lease: Lease) -> dict[str, Any]:
-        """Wait until no other living sweep holds this evaluator and it is warm; then hold it.
+        """Wait until it is the sweep's turn and the evaluator is warm; then hold it.
 
         Raises LeaseLost if the sweep has been released meanwhile.
         """
-        while lease.sweep_id not in self._released and self._lease not in (None, lease):
-            self._freed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), _OWNER_CHECK_S)
+        if self._lease != lease:
+            self._waiting[lease.sweep_id] = lease
+            self._turns.came(lease, [*filter(None, [self._lease]), *self._waiting.values()])
+        try:
+            while lease.sweep_id not in self._released and not self._is_turn(lease):
+                self._freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), _OWNER_CHECK_S)
+        finally:
+            self._waiting.pop(lease.sweep_id, None)
         if lease.sweep_id in self._released:
             raise LeaseLost(f"sweep {lease.sweep_id} has ended")
         if self._lease is None:
-            self._lease = lease
+            self._lease, self._leased_at_s = lease, time.monotonic()
             self._spawn(self._watch_owner(lease))
-        await self._nursery.warm()
-        return self._facts
+        ready = await self._nursery.warm()
+        return {**self._facts, "warm_s": ready.get("warm_s", 0.0)}
 
     async def release(self, sweep_id: str) -> None:
         """End the sweep's trial, if one runs, and let others have the evaluator, for good."""
         self._released.add(sweep_id)
+        self._turns.went(sweep_id)
         if self._lease is not None and self._lease.sweep_id == sweep_id:
             self._end_trial(self._trial)
-            self._lease = None
-            self._freed.set()
+            for paused in self._paused.values():
+                paused.child.kill()
+            self._paused.clear()
+            self._let_go()
+        self._freed.set()
+
+    def _let_go(self) -> None:
+        self._lease, self._freed_at_s = None, time.monotonic()
+        self._freed.set()
+
+    def _is_turn(self, lease: Lease) -> bool:
+        if self._lease is not None:
+            return self._lease == lease
+        return self._turns.next(self._waiting.values()) == lease
 
     async def start(self, sweep_id: str, request: TrialRequest) -> None:
-        """Start a trial. Raises LeaseLost."""
+        """Start a trial, or let one go on that is paused here. Raises LeaseLost."""
         self._check(sweep_id)
         self._end_trial(self._trial)
-        trial = _RunningTrial(request, await self._nursery.child())
+        paused = self._paused.pop(request.trial_id, None)
+        if paused is not None and not paused.child.exit_code.done():
+            paused.resume()
+            self._trial = paused
+            return
+        trial = RunningTrial(request, await self._nursery.child())
         trial.send(request.line())
         self._trial = trial
         self._trials_run += 1
+        self._memories.append(trial.memory)
         self._spawn(self._nursery.warm())  # fork the next child while this one runs
 
     async def next_result(self, sweep_id: str, trial_id: str) -> dict[str, Any]:
@@ -220,11 +147,51 @@ class Evaluator:
             self._spawn(self._learn(trial.imported))
         return result
 
-    async def stop(self, sweep_id: str, trial_id: str) -> None:
-        """End a trial, finished or not; nothing of it is left."""
+    async def pause(self, sweep_id: str, trial_id: str) -> None:
+        """Keep the trial's process, at its last report, until it is started or forgotten.
+
+        Of too many the one that is paused for longest ends; it would start again.
+        """
+        self._check(sweep_id)
+        trial = self._trial
+        if trial is None or trial.request.trial_id != trial_id:
+            return
+        trial.pause()
+        self._trial, self._paused[trial_id] = None, trial
+        if len(self._paused) > _MAX_PAUSED:
+            self._paused.pop(next(iter(self._paused))).child.kill()
+
+    async def forget(self, sweep_id: str, trial_id: str) -> None:
+        """End a paused trial."""
+        if trial_id in self._paused:
+            self._check(sweep_id)
+            self._paused.pop(trial_id).child.kill()
+
+    async def stop(self, sweep_id: str, trial_id: str) -> bool:
+        """End a trial that runs, finished or not; nothing of it is left.
+
+        True: the evaluator is another sweep's now, and this one has to :meth:`acquire` it again.
+        """
         if self._trial is not None and self._trial.request.trial_id == trial_id:
             self._check(sweep_id)
             self._end_trial(self._trial)
+        return self._yield(sweep_id)
+
+    def _yield(self, sweep_id: str) -> bool:
+        """Let another sweep have its turn, between two trials; a paused one holds on."""
+        lease = self._lease
+        if lease is None or lease.sweep_id != sweep_id or self._trial or self._paused:
+            return False
+        held_s = time.monotonic() - self._leased_at_s
+        if not self._turns.yields(lease, self._waiting.values(), held_s):
+            return False
+        self._turns.had(lease, held_s)
+        self._let_go()
+        return True
+
+    async def recall(self, sweep: str) -> list[Memory]:
+        """What came of a sweep's newest trials here, whoever holds the evaluator now."""
+        return [memory for memory in self._memories if memory.sweep == sweep]
 
     async def status(self) -> dict[str, Any]:
         """Facts for people: what it runs, for whom, how often it had to start again."""
@@ -233,6 +200,7 @@ class Evaluator:
             "pid": os.getpid(),
             "zygote_pid": self._nursery.zygote_pid,
             "sweep_id": None if self._lease is None else self._lease.sweep_id,
+            "waiting": [lease.sweep_id for lease in self._waiting.values()],
             "trial_id": None if self._trial is None else self._trial.request.trial_id,
             "trial_pid": None if self._trial is None else self._trial.child.pid,
             "trials_run": self._trials_run,
@@ -243,7 +211,7 @@ class Evaluator:
         if self._lease is None or self._lease.sweep_id != sweep_id:
             raise LeaseLost(f"sweep {sweep_id} does not hold this evaluator")
 
-    def _end_trial(self, trial: _RunningTrial | None) -> None:
+    def _end_trial(self, trial: RunningTrial | None) -> None:
         if trial is not None:
             trial.child.kill()
             if self._trial is trial:
@@ -257,6 +225,16 @@ class Evaluator:
             if await loop.run_in_executor(None, self._job_is_dead, lease.job_id):
                 _log.warning("the driver of sweep %s has died; freeing", lease.sweep_id)
                 await self.release(lease.sweep_id)
+
+    async def _watch_idleness(self, retire: Callable[[], None]) -> None:
+        """End the evaluator when no sweep has wanted it for long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(_OWNER_CHECK_S, self._idle_timeout_s))
+            idle_s = time.monotonic() - self._freed_at_s
+            if self._lease is None and not self._waiting and idle_s >= self._idle_timeout_s:
+                _log.info("no sweep for %.0f s; ending", idle_s)
+                await loop.run_in_executor(None, retire)
 
     async def _learn(self, modules: list[str]) -> None:
         await self._nursery.teach(modules)

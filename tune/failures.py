@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from ebbtide.tune.evaluator import LeaseLost, TrialFailed
+from ebbtide.tune.evaluator import LeaseLost
+from ebbtide.tune.running import TrialFailed
 
 
 def failure_of(error: BaseException) -> TrialFailed:

@@ -2,32 +2,29 @@
 
 Ray Tune proposes, schedules and stops; the pool's evaluators run the trials; the results go to the
 sweep's own storage. Promises: nothing is started for a sweep that cannot work; a trial that fails
-is listed with its reason and is never the best; an interrupt frees the evaluators at once.
+is listed with its reason and is never the best; an interrupt frees the evaluators at once; after a
+kill at any moment the same call continues, and no trial that had finished runs again.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
 
-from ebbtide.platform import config as job_file
-from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import AlreadyExists, NotFound, TuneError
 from ebbtide.platform.storage import Storage, join, open_storage, probe
 from ebbtide.train.dataset import read_index
-from ebbtide.train.ray_connection import connected
-from ebbtide.tune.recorder import Recorder
+from ebbtide.train.run_lock import RunLock
+from ebbtide.tune import output
+from ebbtide.tune.driver import Driver, limits, spec
 from ebbtide.tune.results import SweepResult, Trial
-from ebbtide.tune.space import Sweep, with_values
-from ebbtide.tune.trial import TrialRequest
+from ebbtide.tune.space import Sweep
 
-_RESULTS = "results.json"
+_log = logging.getLogger(__name__)
+_SPEC = "sweep.json"
 _BEST = "best.yaml"
-_TRAIN = "ebbtide.tune.trial:train"
 _REASONS_SHOWN = 3
 
 
@@ -37,99 +34,43 @@ def run_sweep(
     address: str | None = None,
     out: str | None = None,
     on_trial: Callable[[Trial], None] | None = None,
-    function: str = _TRAIN,
+    function: str | None = None,
 ) -> SweepResult:
     """Run a sweep and write its results; the best job goes to ``out`` (default: beside them).
 
-    ``on_trial`` is called when a trial has ended. ``function`` is what a trial runs, a
-    :data:`ebbtide.tune.trial.TrialFunction`. Raises TuneError if no trial succeeds, ClusterError
-    if no evaluator can be had in time, AlreadyExists if something else would be written over,
+    One that an earlier driver began is continued; a finished one is returned as it is.
+    ``on_trial`` is called when a trial has ended. ``function`` is what a trial runs instead of the
+    training, a :data:`ebbtide.tune.trial.TrialFunction`. Raises TuneError if no trial succeeds,
+    ClusterError if no evaluator can be had in time or another driver runs the sweep, AlreadyExists
+    if something else would be written over, CostError if max_dollars meets an unknown price,
     NotFound or DataError if the job's dataset cannot be used.
     """
-    clock = SystemClock()
-    called_at_s = clock.time()
     storage = open_storage(sweep.uri)
     probe(storage)
     _check_free(storage, sweep, out)
-    if function == _TRAIN and "data.uri" not in sweep.config.space:
+    found = _finished(storage, sweep)
+    if found is not None:
+        why = "has finished" if found.limit is None else f"has ended: {found.limit}"
+        _log.info("the sweep %s %s; its results are in %s", sweep.name, why, sweep.uri)
+        return _conclude(storage, sweep, found, out)
+    if function is None and sweep.trial_base is not None and "data.uri" not in sweep.config.space:
         read_index(sweep.trial_base.data.uri)
-    recorder = Recorder(sweep.config, sweep.trial_base.steps, clock, on_trial)
-    status: Literal["finished", "interrupted"] = "interrupted"
-    try:
-        _fit(sweep, address, function, recorder)
-        status = "finished"
-    finally:
-        starts_s = [trial.started_at_s - called_at_s for trial in recorder.trials]
-        result = SweepResult(
-            name=sweep.name,
-            uri=sweep.uri,
-            metric=sweep.config.metric,
-            mode=sweep.config.mode,
-            status=status,
-            trials=recorder.trials,
-            seconds=clock.time() - called_at_s,
-            first_trial_s=min(starts_s, default=None),
-        )
-        if result.trials:
-            _write(storage, sweep, result)
+    with RunLock(storage):
+        storage.put(_SPEC, json.dumps(spec(sweep), indent=1).encode())
+        result = Driver(sweep, storage, function, on_trial).run(address)
     return _conclude(storage, sweep, result, out)
 
 
-def _fit(sweep: Sweep, address: str | None, function: str, recorder: Recorder) -> None:
-    """Connect, take the evaluators, and let Ray Tune run to its end."""
-    from ebbtide.tune.pool import Pool
-
-    config = sweep.config
-    seats = config.pool.model_copy(update={"size": config.concurrency or config.pool.size})
-    with connected(address), Pool(seats) as pool, tempfile.TemporaryDirectory() as scratch:
-        # Importing Ray Tune takes about as long as joining the pool, so both go on at once.
-        import ray.tune
-
-        from ebbtide.platform.ray_seam.tune import PooledSweep, pooled
-        from ebbtide.tune import tuner
-        from ebbtide.tune.failures import failure_of, is_lost
-
-        base = sweep.trial_base.model_dump(mode="json")
-        environment = {name: text for name, text in os.environ.items() if name.startswith("AWS_")}
-
-        def request_of(trial_id: str, values: dict[str, Any]) -> TrialRequest:
-            request = TrialRequest(
-                trial_id=trial_id,
-                function=function,
-                base=base,
-                values={key: tuner.plain(value) for key, value in values.items()},
-                metric=config.metric,
-                timeout_s=config.trial_timeout_s,
-                cwd=os.getcwd(),
-                environment=environment,
-            )
-            recorder.started(trial_id, request.values)
-            return request
-
-        def may_retry(trial_id: str, error: BaseException) -> bool:
-            failure = failure_of(error)
-            recorder.failed(trial_id, failure)
-            return failure.may_retry
-
-        with pooled(PooledSweep(pool, pool.lease.sweep_id, request_of, may_retry, is_lost)):
-            made = tuner.make_tuner(
-                config,
-                name=sweep.name,
-                max_steps=sweep.trial_base.steps,
-                scratch=scratch,
-                audience=recorder,
-            )
-            pool.wait()
-            try:
-                made.fit()
-            except ray.tune.TuneError as error:
-                raise TuneError(f"Ray Tune failed: {error}") from error
-
-
-def _spec(sweep: Sweep) -> dict[str, Any]:
-    """What makes two sweeps the same: all but where they run."""
-    config = sweep.config.model_dump(mode="json", exclude={"pool", "concurrency"})
-    return {"sweep": config, "base": sweep.base.model_dump(mode="json")}
+def _finished(storage: Storage, sweep: Sweep) -> SweepResult | None:
+    """The results of a sweep that has nothing left to do, or nothing left to do it with."""
+    try:
+        found = json.loads(storage.get(output.RESULTS))
+    except NotFound:
+        return None
+    result = SweepResult.from_document(found)
+    spent = limits(sweep).reached(result.seconds, result.usd) is not None
+    over = result.status == "finished" or (result.status == "budget" and spent)
+    return result if over else None
 
 
 def _split(uri: str) -> tuple[Storage, str]:
@@ -140,10 +81,10 @@ def _split(uri: str) -> tuple[Storage, str]:
 def _check_free(storage: Storage, sweep: Sweep, out: str | None) -> None:
     """Refuse to write over a different sweep's results, or over any file as the best job."""
     try:
-        found = json.loads(storage.get(_RESULTS))
+        found = json.loads(storage.get(_SPEC))
     except NotFound:
         found = None
-    if found is not None and found.get("spec") != _spec(sweep):
+    if found is not None and found != json.loads(json.dumps(spec(sweep))):
         raise AlreadyExists(
             f"{sweep.uri}: holds the results of a different sweep; set another name or storage"
         )
@@ -153,11 +94,6 @@ def _check_free(storage: Storage, sweep: Sweep, out: str | None) -> None:
             raise AlreadyExists(f"{out}: exists already; choose another --out or remove it")
 
 
-def _write(storage: Storage, sweep: Sweep, result: SweepResult) -> None:
-    document = {**result.document(), "spec": _spec(sweep)}
-    storage.put(_RESULTS, json.dumps(document, indent=1).encode())
-
-
 def _conclude(storage: Storage, sweep: Sweep, result: SweepResult, out: str | None) -> SweepResult:
     """Write the best job. Raises TuneError if there is none."""
     found = result.best
@@ -165,16 +101,16 @@ def _conclude(storage: Storage, sweep: Sweep, result: SweepResult, out: str | No
         reasons = list(dict.fromkeys(trial.reason or "no result" for trial in result.failed))
         raise TuneError(
             f"no trial of {sweep.name} succeeded ({len(result.failed)} failed: "
-            f"{'; '.join(reasons[:_REASONS_SHOWN])}); details: {join(sweep.uri, _RESULTS)}"
+            f"{'; '.join(reasons[:_REASONS_SHOWN])}); details: {join(sweep.uri, output.RESULTS)}"
         )
     header = (
         f"# Trial {found.number}, the best of {len(result.trials)} of the sweep {sweep.name}: "
         f"{sweep.config.metric} {found.metric:.6g}\n"
     )
-    text = header + job_file.dump(with_values(sweep.base, found.values))
+    text = header + sweep.best(found.values)
     target = out or join(sweep.uri, _BEST)
     folder, name = _split(target)
     folder.put(name, text.encode(), if_absent=out is not None)
     result = replace(result, best_file=target)
-    _write(storage, sweep, result)
+    output.write(storage, result)
     return result

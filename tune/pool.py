@@ -8,17 +8,18 @@ is filled again; an evaluator that runs other code than the sweep's is replaced.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
+import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -31,8 +32,9 @@ import ebbtide
 from ebbtide.platform.errors import ClusterError, TuneError
 from ebbtide.platform.ray_seam.state import job_is_dead
 from ebbtide.tune.config import PoolConfig
-from ebbtide.tune.evaluator import Evaluator, Lease
+from ebbtide.tune.evaluator import Evaluator
 from ebbtide.tune.nursery import Nursery
+from ebbtide.tune.sharing import Lease
 
 _log = logging.getLogger(__name__)
 _NODE_LABEL = "ray.io/node-id"
@@ -57,21 +59,38 @@ def code_digest() -> str:
 class EvaluatorActor(Evaluator):
     """An evaluator inside a Ray actor."""
 
-    def __init__(self, name: str, code: str) -> None:
+    def __init__(self, name: str, namespace: str, code: str, idle_timeout_s: float | None) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         facts = {"name": name, "node_id": node_id, "code": code}
-        super().__init__(facts, job_is_dead, Nursery())
+        retire = None if idle_timeout_s is None else functools.partial(_end, name, namespace)
+        super().__init__(
+            facts,
+            job_is_dead,
+            Nursery(),
+            idle_timeout_s=idle_timeout_s or math.inf,
+            retire=retire,
+        )
         self.warm_up()  # also after Ray has restarted it
 
 
-def _find(name: str, namespace: str) -> Any | None:
+def _end(name: str, namespace: str) -> None:
+    """End an evaluator for good, from within as well."""
+    actor = find(name, namespace)
+    if actor is not None:
+        ray.kill(actor, no_restart=True)
+
+
+def find(name: str, namespace: str) -> Any | None:
+    """The handle of an evaluator, if there is one by this name."""
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
 
 
-def _create(name: str, namespace: str, code: str, node_id: str) -> Any:
+def _create(index: int, config: PoolConfig, code: str, node_id: str) -> Any:
+    name, namespace = _name(index), config.namespace
+    idle_timeout_s = config.idle_timeout_s if index >= config.min else None
     return (
         ray.remote(EvaluatorActor)
         .options(
@@ -84,12 +103,12 @@ def _create(name: str, namespace: str, code: str, node_id: str) -> Any:
             # A soft affinity goes astray now and then; a hard one ends the actor with its node.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(name, code)
+        .remote(name, namespace, code, idle_timeout_s)
     )
 
 
-def _names(config: PoolConfig) -> list[str]:
-    return [f"evaluator-{index}" for index in range(config.size)]
+def _name(index: int) -> str:
+    return f"evaluator-{index}"
 
 
 @dataclass
@@ -98,10 +117,10 @@ class Seat:
 
     An evaluator that exists is joined, then CPUs are reserved on its node. For one that does not,
     CPUs are reserved anywhere, and it is started and joined there. ``joining`` is the pending call
-    for the lease.
+    for the lease. ``warm_s`` is what its evaluator took to become warm.
     """
 
-    name: str
+    index: int
     actor: Any = None
     joining: Any = None
     joined: bool = False
@@ -109,8 +128,13 @@ class Seat:
     group_ready: bool = False
     group_asked_at_s: float = 0.0
     node_id: str | None = None
+    warm_s: float = 0.0
     retry_at_s: float = 0.0
     busy: bool = False
+
+    @property
+    def name(self) -> str:
+        return _name(self.index)
 
     @property
     def ready(self) -> bool:
@@ -126,14 +150,18 @@ class Pool:
     """A sweep's hold on its evaluators. Use as a context manager; ``poll`` moves it on."""
 
     config: PoolConfig
-    lease: Lease = field(
-        default_factory=lambda: Lease(uuid4().hex[:12], ray.get_runtime_context().get_job_id())
-    )
+    lease: Lease = field(init=False)
     seats: list[Seat] = field(default_factory=list)
     code: str = field(default_factory=code_digest)
 
     def __enter__(self) -> Pool:
-        self.seats = [Seat(name) for name in _names(self.config)]
+        self.lease = Lease(
+            uuid4().hex[:12],
+            ray.get_runtime_context().get_job_id(),
+            self.config.priority,
+            self.config.weight,
+        )
+        self.seats = [Seat(index) for index in range(self.config.size)]
         self.poll()
         return self
 
@@ -175,6 +203,10 @@ class Pool:
             if not seat.ready and time.monotonic() >= seat.retry_at_s:
                 self._advance(seat)
 
+    def held_nodes(self) -> list[str]:
+        """The node of every seat that is ready."""
+        return [seat.node_id for seat in self.seats if seat.ready and seat.node_id is not None]
+
     def any_free(self) -> bool:
         return any(seat.free for seat in self.seats)
 
@@ -186,11 +218,24 @@ class Pool:
                 return seat
         return None
 
-    def give_back(self, seat: Seat, *, broken: bool) -> None:
-        """Let a seat go; a broken one is joined again before it is free."""
+    def swap(self, seat: Seat, wanted: Seat) -> Seat:
+        """``wanted`` in exchange for a held seat if it is free, else that one."""
+        if wanted is seat or not wanted.free:
+            return seat
+        seat.busy, wanted.busy = False, True
+        return wanted
+
+    def give_back(self, seat: Seat, *, broken: bool, yielded: bool = False) -> None:
+        """Let a seat go. A broken one is joined again before it is free; one that was yielded to
+        another sweep is waited for, and its CPUs are the other's meanwhile."""
         seat.busy = False
         if broken:
             self._rejoin(seat)
+        elif yielded:
+            if seat.group is not None:
+                remove_placement_group(seat.group)
+            seat.group, seat.group_ready = None, False
+            self._rejoin(seat, after_s=0.0)
 
     def pending(self) -> list[Any]:
         """Calls whose end lets a seat move on."""
@@ -207,13 +252,13 @@ class Pool:
                 self._move_if_stuck(seat)
                 return
         if seat.actor is None:
-            seat.actor = _find(seat.name, self.config.namespace)
+            seat.actor = find(seat.name, self.config.namespace)
         if seat.actor is None:
             node_id = self._reserved_node(seat)
             if node_id is None:
                 self._reserve(seat, None)
                 return
-            seat.actor = _create(seat.name, self.config.namespace, self.code, node_id)
+            seat.actor = _create(seat.index, self.config, self.code, node_id)
         if seat.joining is None and not seat.joined:
             seat.joining = seat.actor.acquire.remote(self.lease)
         if seat.joining is not None and ray.wait([seat.joining], timeout=0)[0]:
@@ -240,6 +285,7 @@ class Pool:
         )
         if facts["code"] == self.code and usable:
             seat.joined, seat.node_id = True, facts["node_id"]
+            seat.warm_s = facts["warm_s"]
             return
         why = "its node cannot take it" if facts["code"] == self.code else "it runs other code"
         self._replace(seat, why)
@@ -270,47 +316,3 @@ class Pool:
             return None
         nodes = placement_group_table(seat.group)["bundles_to_node_id"]
         return nodes.get(0) or None
-
-
-def up(config: PoolConfig) -> list[dict[str, Any]]:
-    """Start what the pool lacks and wait until every evaluator is warm; the pool's status."""
-    with Pool(config) as pool:
-        pool.wait(config.size)
-    return status(config.namespace)
-
-
-def _members(namespace: str) -> Iterator[tuple[str, Any]]:
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == namespace:
-            actor = _find(entry["name"], namespace)
-            if actor is not None:
-                yield entry["name"], actor
-
-
-def status(namespace: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-    """The evaluators of a pool, by name; one that does not answer in time says so."""
-    asked = [(name, actor.status.remote()) for name, actor in sorted(_members(namespace))]
-    answered, _ = (
-        ray.wait([ref for _, ref in asked], num_returns=len(asked), timeout=timeout_s)
-        if asked
-        else ([], [])
-    )
-    found = []
-    for name, ref in asked:
-        try:
-            found.append({**ray.get(ref), "answers": True} if ref in answered else _mute(name))
-        except RayActorError:
-            found.append(_mute(name))
-    return found
-
-
-def _mute(name: str) -> dict[str, Any]:
-    return {"name": name, "answers": False}
-
-
-def down(namespace: str) -> int:
-    """End a pool's evaluators, and the trials on them; how many there were."""
-    members = list(_members(namespace))
-    for _, actor in members:
-        ray.kill(actor, no_restart=True)
-    return len(members)

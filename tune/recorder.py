@@ -1,55 +1,110 @@
-"""What becomes of each trial while a sweep runs, call by call."""
+"""What becomes of each trial while a sweep runs, call by call, and the journal of it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from decimal import Decimal
+from typing import Any, Protocol
 
 from ebbtide.platform.clock import Clock
 from ebbtide.tune.config import TuneConfig
-from ebbtide.tune.evaluator import TrialFailed
+from ebbtide.tune.past import Past
 from ebbtide.tune.results import Trial, best
+from ebbtide.tune.running import TrialFailed
 
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
-    """Keeps the list of trials, in the order of their start, and logs the end of each.
+class Diary(Protocol):
+    """Where news are written; see :class:`ebbtide.tune.journal.Journal`."""
 
-    ``max_steps`` is the length of a trial that nothing ends early.
+    def write(self, event: str, **fields: Any) -> None: ...
+
+
+class NoDiary:
+    """For a sweep that nobody will continue."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        return None
+
+
+class Recorder:
+    """Keeps the list of trials, logs the end of each, and writes what is news to the ``journal``.
+
+    ``max_steps`` is the length of a trial that nothing ends early, if it is known. ``past`` knows
+    what is told again from an earlier driver: it is neither written nor logged a second time.
+    ``usd_per_hour`` tells the price of the seat that a trial runs on.
     """
 
     def __init__(
         self,
         config: TuneConfig,
-        max_steps: int,
+        max_steps: int | None,
         clock: Clock,
         on_trial: Callable[[Trial], None] | None = None,
+        *,
+        past: Past | None = None,
+        journal: Diary | None = None,
+        usd_per_hour: Callable[[str], Decimal | None] = lambda trial_id: None,
     ) -> None:
         self._config = config
         self._max_steps = max_steps
         self._clock = clock
         self._on_trial = on_trial
+        self._past = past or Past()
+        self._journal = journal or NoDiary()
+        self._usd_per_hour = usd_per_hour
+        self._num_trials = config.num_trials
+        self._leader: Trial | None = None
         self._by_id: dict[str, Trial] = {}
+        self._failures: dict[str, int] = {}
+        self._heard: dict[str, int] = {}  # results of a try that has not failed
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        return tuple(self._by_id.values())
+        """In the order of their first start."""
+        return tuple(sorted(self._by_id.values(), key=lambda trial: trial.number))
+
+    def number(self, trial_id: str) -> int:
+        return self._by_id[trial_id].number
+
+    def heard(self, trial_id: str) -> int:
+        """How many results the trial's present try has had."""
+        return self._heard[trial_id]
+
+    def failures(self, trial_id: str) -> int:
+        """How often a trial has failed, evictions included."""
+        return self._failures.get(trial_id, 0)
 
     def started(self, trial_id: str, values: dict[str, Any]) -> None:
-        """A trial is started, or started again after a failure."""
+        """A trial is started: for the first time, after a failure or after a pause."""
         trial = self._by_id.get(trial_id)
         if trial is None:
-            trial = Trial(len(self._by_id) + 1, trial_id, values)
+            trial = Trial(self._past.claim(trial_id, values), trial_id, values)
             self._by_id[trial_id] = trial
+            if not self._past.is_recorded(trial.number):
+                self._journal.write("started", trial=trial.number, values=values)
+        if trial_id in self._heard:
+            return
+        self._heard[trial_id] = 0
         trial.tries += 1
         trial.reports.clear()
         trial.status, trial.metric, trial.started_at_s = "running", None, self._clock.time()
+        if self._past.has_answer(trial_id):
+            trial.started_at_s = self._past.started_at_s(trial.number)
 
-    def reported(self, trial_id: str, metrics: dict[str, float], finished: bool) -> None:
-        """A trial has a result; ``finished`` marks its last."""
+    def reported(
+        self, trial_id: str, metrics: dict[str, float], finished: bool, seconds: float
+    ) -> None:
+        """A trial has a result after ``seconds``; ``finished`` marks its last."""
         trial = self._by_id[trial_id]
+        trial.seconds = seconds
+        self._heard[trial_id] += 1
+        if not self._past.is_telling:
+            self._journal.write(
+                "reported", trial=trial.number, metrics=metrics, finished=finished, seconds=seconds
+            )
         if trial.reports and trial.reports[-1].get("step") == metrics.get("step"):
             trial.reports.pop()  # the final result repeats the last report
         trial.reports.append(metrics)
@@ -59,12 +114,24 @@ class Recorder:
     def failed(self, trial_id: str, failure: TrialFailed) -> None:
         """A trial has failed. A killed one is tried again; an eviction does not count as a try."""
         trial = self._by_id[trial_id]
+        self._failures[trial_id] = self.failures(trial_id) + 1
+        self._heard.pop(trial_id, None)
+        if not self._past.is_telling:
+            self._journal.write(
+                "failed",
+                trial=trial.number,
+                reason=failure.reason,
+                may_retry=failure.may_retry,
+                details=failure.details,
+                evicted=failure.evicted,
+            )
         if failure.evicted:
             trial.tries -= 1
         times = f" ({trial.tries} times)" if trial.tries > 1 else ""
         trial.reason, trial.details = f"{failure}{times}", failure.details or None
         if failure.may_retry and trial.tries < self._config.max_tries:
-            _log.warning("trial %d: %s; trying again", trial.number, failure)
+            if not self._past.is_telling:
+                _log.warning("trial %d: %s; trying again", trial.number, failure)
             return
         trial.status, trial.metric = "failed", None
         self._end(trial)
@@ -75,18 +142,40 @@ class Recorder:
         trial.reason = trial.details = None
         if trial.status == "running":  # schedulers stop trials at the last step, too
             whole = trial.values.get("steps", self._max_steps)
-            at_end = trial.reports[-1].get("step", 0) >= whole
+            at_end = whole is not None and trial.reports[-1].get("step", 0) >= whole
             trial.status = "finished" if at_end else "stopped"
         self._end(trial)
 
+    def cut(self, why: str) -> None:
+        """The sweep ends here: what runs has stopped, and would go on if the sweep did."""
+        for trial in self._by_id.values():
+            if trial.status == "running":
+                trial.status, trial.reason = "stopped", why
+
     def _end(self, trial: Trial) -> None:
-        trial.seconds = self._clock.time() - trial.started_at_s
+        self._leader = best([*filter(None, [self._leader]), trial], self._config.mode)
+        recorded = self._past.ended(trial.number)
+        if recorded is not None:
+            trial.seconds, trial.started_at_s = recorded["seconds"], recorded["started_at_s"]
+            trial.usd = None if recorded["cost"] is None else Decimal(recorded["cost"])
+            return
+        if not self._past.is_recorded(trial.number):  # else what it took its last process
+            trial.seconds = self._clock.time() - trial.started_at_s
+        price = self._usd_per_hour(trial.trial_id)
+        trial.usd = None if price is None else price * Decimal(trial.seconds) / 3600
+        self._journal.write(
+            "ended",
+            trial=trial.number,
+            status=trial.status,
+            seconds=trial.seconds,
+            started_at_s=trial.started_at_s,
+            cost=trial.usd,
+        )
         metric = self._config.metric
         outcome = trial.reason if trial.metric is None else f"{metric} {trial.metric:.6g}"
-        leader = best(self.trials, self._config.mode)
-        so_far = f"; best {leader.metric:.6g}" if leader is not None else ""
+        so_far = f"; best {self._leader.metric:.6g}" if self._leader is not None else ""
         _log.info(
-            f"trial {trial.number} of {self._config.num_trials} {trial.status} "
+            f"trial {trial.number} of {self._num_trials} {trial.status} "
             f"after {trial.seconds:.1f} s: {outcome}{so_far}"
         )
         if self._on_trial is not None:

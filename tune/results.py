@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from decimal import Decimal
 from typing import Any, Literal
 
+SweepStatus = Literal["finished", "interrupted", "budget"]
 Status = Literal["running", "finished", "stopped", "failed"]
 """``stopped``: early, by the scheduler, with a result. ``failed``: without one; see the reason."""
 
 
 @dataclass
 class Trial:
-    """One configuration and what came of it. ``reports`` are in the order of steps."""
+    """One configuration and what came of it. ``reports`` are in the order of steps.
+
+    ``seconds`` and ``usd`` are of its last try; ``usd`` is None where no price is known.
+    """
 
     number: int
     trial_id: str
@@ -26,6 +31,7 @@ class Trial:
     tries: int = 0
     started_at_s: float = 0.0
     seconds: float = 0.0
+    usd: Decimal | None = None
     reports: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -47,17 +53,26 @@ def best(trials: Sequence[Trial], mode: Literal["min", "max"]) -> Trial | None:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep's outcome. ``first_trial_s``: from the call to the start of the first trial."""
+    """A sweep's outcome. ``first_trial_s``: from the call to the start of the first trial.
+
+    ``budget``: the sweep ended at the ``limit``, with what it had by then. ``usd``: what it has
+    cost, None if no price is known, ``partial`` where some is not. ``saved_s``: seconds of start-up
+    that trials in processes of their own would have taken more.
+    """
 
     name: str
     uri: str
     metric: str
     mode: Literal["min", "max"]
-    status: Literal["finished", "interrupted"]
+    status: SweepStatus
     trials: tuple[Trial, ...]
     seconds: float
     first_trial_s: float | None
     best_file: str | None = None
+    limit: str | None = None
+    usd: Decimal | None = None
+    partial: bool = False
+    saved_s: float = 0.0
 
     @property
     def best(self) -> Trial | None:
@@ -66,6 +81,19 @@ class SweepResult:
     @property
     def failed(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "failed"]
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> SweepResult:
+        """The result that a :meth:`document` is of."""
+        own = {field.name for field in fields(cls)}
+        found = {key: value for key, value in document.items() if key in own}
+        found["trials"] = tuple(
+            Trial(**{**trial, "usd": None if trial["usd"] is None else Decimal(trial["usd"])})
+            for trial in found["trials"]
+        )
+        if found.get("usd") is not None:
+            found["usd"] = Decimal(found["usd"])
+        return cls(**found)
 
     def document(self) -> dict[str, Any]:
         """The result as JSON; numbers that are not finite become text."""

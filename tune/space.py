@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from ebbtide.platform import config as job_file
 from ebbtide.platform.config import dotted
 from ebbtide.platform.errors import ConfigError
 from ebbtide.platform.storage import join
-from ebbtide.train.config import TrainConfig
+from ebbtide.train.config import CostConfig, TrainConfig
 from ebbtide.tune.config import TuneConfig
 
 Values = Mapping[str, Any]
@@ -22,20 +26,53 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, read and checked: ``base`` as in its file, ``trial_base`` as the trials run it."""
+    """A sweep, read and checked: ``base`` as in its file, ``trial_base`` as the trials run it.
+
+    Neither is there for a sweep over a function.
+    """
 
     config: TuneConfig
-    base: TrainConfig
-    trial_base: TrainConfig
+    base: TrainConfig | None = None
+    trial_base: TrainConfig | None = None
 
     @property
     def name(self) -> str:
-        return self.config.name or f"{self.base.name}-tune"
+        if self.config.name is not None:
+            return self.config.name
+        if self.base is not None:
+            return f"{self.base.name}-tune"
+        return str(self.config.function).rpartition(":")[2].strip("_") + "-tune"
 
     @property
     def uri(self) -> str:
-        """Where the sweep keeps its results and the best ``train.yaml``."""
-        return join(self.config.storage or self.base.storage, self.name)
+        """Where the sweep keeps its results and the best job or values."""
+        storage = self.config.storage or (self.base.storage if self.base is not None else ".")
+        return join(storage, self.name)
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps of a trial that nothing ends early, where they are known."""
+        return self.config.steps if self.trial_base is None else self.trial_base.steps
+
+    @property
+    def cost(self) -> CostConfig:
+        """What prices a node that does not say its type by a label."""
+        if self.config.cost is not None:
+            return self.config.cost
+        return CostConfig() if self.base is None else self.base.cost
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What is the same for all trials, as JSON."""
+        if self.trial_base is not None:
+            return self.trial_base.model_dump(mode="json")
+        return dict(self.config.overrides)
+
+    def best(self, values: Values) -> str:
+        """A trial's ``train.yaml``, or the values with which its function was called."""
+        if self.base is not None:
+            return job_file.dump(with_values(self.base, values))
+        return yaml.safe_dump({**self.fixed, **values}, sort_keys=False)
 
 
 def _faults(base: TrainConfig, values: Values) -> tuple[TrainConfig | None, dict[str, str]]:
@@ -70,6 +107,8 @@ def check_space(sweep: Sweep) -> None:
 
     Values that only a combination makes impossible are left to the trial that meets them.
     """
+    if sweep.trial_base is None:
+        return
     for key, domain in sweep.config.space.items():
         for value in domain.ends:
             _, faults = _faults(sweep.trial_base, {key: value})
@@ -78,12 +117,34 @@ def check_space(sweep: Sweep) -> None:
                     raise ConfigError(f"space.{key}: {value!r} is not possible: {fault}")
 
 
+def _check_module(path: str, function: str) -> None:
+    """Refuse a function whose module is not there; it is not imported. Raises ConfigError."""
+    module = function.partition(":")[0]
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        found = None
+    finally:
+        sys.path.remove(here)
+    if found is None:
+        raise ConfigError(
+            f"{path}: function: there is no module {module} in {here} or installed; run the sweep "
+            "in the folder that has it"
+        )
+
+
 def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep's file and its base, and check them. Raises ConfigError; nothing is started.
 
     ``overrides`` are ``KEY.PATH=VALUE`` texts for the sweep's file.
     """
     config = job_file.load(path, TuneConfig, overrides)
+    if config.function is not None:
+        _check_module(str(path), config.function)
+        return Sweep(config)
+    assert config.base is not None
     base = job_file.load(Path(path).parent / config.base, TrainConfig)
     values: dict[str, Any] = dict(config.overrides)
     if config.steps is not None:
@@ -94,13 +155,13 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         raise ConfigError(f"{path}: a trial of {config.base} is not possible: {error}") from error
     sweep = Sweep(config, base, trial_base)
     if (
-        config.scheduler == "asha"
+        config.scheduler != "none"
         and trial_base.validation.every_steps == 0
         and "validation.every_steps" not in config.space
     ):
         raise ConfigError(
-            f"{path}: scheduler: asha compares trials while they run, but the job validates only "
-            "at its end; set overrides.validation.every_steps"
+            f"{path}: scheduler: {config.scheduler} compares trials while they run, but the job "
+            "validates only at its end; set overrides.validation.every_steps"
         )
     try:
         check_space(sweep)

@@ -29,8 +29,13 @@ TrialFunction = Callable[[dict[str, Any], dict[str, Any], Report], Metrics]
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What a child needs to know. ``function`` is a :data:`TrialFunction` as ``module:function``;
-    ``environment`` is set, and ``cwd`` entered and importable, before it is looked up."""
+    """What a child needs to know. ``function`` is a :data:`TrialFunction` as ``module:function``,
+    or with ``is_user`` a :data:`UserFunction`, called with base and values in one dictionary;
+    ``environment`` is set, and ``cwd`` entered and importable, before it is looked up.
+
+    For the evaluator: ``sweep`` and ``number`` say whose trial it is, ``failures`` how often it
+    has failed, ``skip`` how many of its results the sweep has heard already.
+    """
 
     trial_id: str
     function: str
@@ -40,9 +45,42 @@ class TrialRequest:
     timeout_s: float
     cwd: str | None = None
     environment: Mapping[str, str] | None = None
+    is_user: bool = False
+    sweep: str = ""
+    number: int = 0
+    failures: int = 0
+    skip: int = 0
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class Context:
+    """What a sweep's function gets beside its values. ``number``: of the trial, from 1."""
+
+    def __init__(self, number: int, report: Report) -> None:
+        self.number = number
+        self._report = report
+        self._last: Metrics = {}
+
+    def report(self, metrics: Metrics) -> None:
+        """Tell how the trial stands; the sweep may end it here. ``step`` counts the reports, unless
+        ``metrics`` has one."""
+        self._last = {"step": self._last.get("step", 0) + 1, **metrics}
+        self._report(self._last)
+
+    def final(self, metrics: Metrics | None) -> Metrics:
+        """The last result: what was reported last, and what the function returned."""
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"the function returned {type(metrics).__name__}; return a dictionary of metrics, "
+                "or nothing if all is reported"
+            )
+        return {"step": 1, **self._last, **(metrics or {})}
+
+
+UserFunction = Callable[[dict[str, Any], Context], Metrics | None]
+"""Called with the trial's values; returns its metrics or reports them."""
 
 
 def train(base: dict[str, Any], values: dict[str, Any], report: Report) -> Metrics:
@@ -54,9 +92,9 @@ def train(base: dict[str, Any], values: dict[str, Any], report: Report) -> Metri
     return run_trial(with_values(TrainConfig.model_validate(base), values), report)
 
 
-def _resolve(spec: str) -> TrialFunction:
+def _resolve(spec: str) -> Callable[..., Any]:
     module, _, name = spec.partition(":")
-    function: TrialFunction = getattr(importlib.import_module(module), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
 
 
@@ -94,6 +132,15 @@ def imported_since(known: set[str]) -> list[str]:
     ]
 
 
+def _run(request: TrialRequest, report: Report) -> Metrics:
+    function = _resolve(request.function)
+    if not request.is_user:
+        metrics: Metrics = function(request.base, request.values, report)
+        return metrics
+    context = Context(request.number, report)
+    return context.final(function({**request.base, **request.values}, context))
+
+
 def serve(connection: socket.socket) -> None:
     """Wait for a request, run it, send the outcome. Returns when the child may end."""
     stream = connection.makefile("rwb")
@@ -115,7 +162,7 @@ def serve(connection: socket.socket) -> None:
     request = TrialRequest(**json.loads(line))
     try:
         _enter(request)
-        final = _resolve(request.function)(request.base, request.values, report)
+        final = _run(request, report)
         send("done", metrics=dict(final), imported=imported_since(known))
     except BaseException as error:  # whatever it is, it is this trial's outcome
         send(

@@ -47,7 +47,7 @@ pool_app = typer.Typer(help="The evaluators that sweeps run on.", no_args_is_hel
 app.add_typer(pool_app, name="pool")
 
 
-@app.callback(subcommand_metavar="FILE [OPTIONS] | pool COMMAND")
+@app.callback(subcommand_metavar="FILE [OPTIONS] | pool COMMAND | evaluate CHECKPOINT...")
 def tune() -> None:
     """Search for the best training job (FILE), on evaluators that stay warm (pool).
 
@@ -69,9 +69,10 @@ def run(
 ) -> None:
     """Run a sweep over a training job and write the best [bold]train.yaml[/bold].
 
-    Prints every trial with its values, its metric and, if it failed, the reason; a failed trial is
-    never the best. Exits with 9 if no trial succeeds. The evaluators stay warm for the next sweep
-    on the same cluster: see [bold]ebbtide tune pool --help[/bold].
+    A sweep that was killed continues, and one that has finished says so. Prints every trial with
+    its values, its metric and, if it failed, the reason; a failed trial is never the best. Exits
+    with 9 if no trial succeeds. The evaluators stay warm for the next sweep on the same cluster:
+    see [bold]ebbtide tune pool --help[/bold].
 
     Example: [bold]ebbtide tune examples/stdlib-lm/tune.yaml --set num_samples=8[/bold]
     """
@@ -86,12 +87,29 @@ def run(
         return
     console = Console()
     console.print(results_table(result))
-    console.print(f"best: ebbtide train {result.best_file}", highlight=False, soft_wrap=True)
+    for line in closing_lines(result, is_job=sweep.base is not None):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def closing_lines(result: SweepResult, *, is_job: bool) -> list[str]:
+    """What else there is to say of a sweep with a best trial."""
+    from ebbtide.platform.account import usd_text
+    from ebbtide.platform.storage import join
+    from ebbtide.tune.output import PAGE
+
+    cost = "unknown" if result.usd is None else usd_text(result.usd)
+    cost += " (partial)" if result.partial else ""
+    lines = [
+        f"took {result.seconds:.1f} s, cost {cost}; {result.saved_s:.0f} s of start-up not paid",
+        f"page: {join(result.uri, PAGE)}",
+        f"best: {'ebbtide train ' if is_job else ''}{result.best_file}",
+    ]
+    return [f"ended early: {result.limit}", *lines] if result.limit is not None else lines
 
 
 def results_table(result: SweepResult) -> Table:
     best = result.best
-    keys = list(result.trials[0].values)
+    keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
     table = Table(title=f"{result.name} ({result.uri})", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("trial", *keys, "step", result.metric, "seconds", "status"):
         table.add_column(column, justify="left" if column == "status" else "right")
@@ -116,9 +134,65 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+@app.command()
+def evaluate(
+    checkpoints: list[str] = typer.Argument(
+        metavar="CHECKPOINT", help="URIs of checkpoints, runs (their newest one) or exports."
+    ),
+    base: str | None = typer.Option(
+        None, "--base", help="Training job whose data and validation are used (default: its own)."
+    ),
+    size: int = typer.Option(2, "--size", min=1, help="How many are scored at a time."),
+    namespace: str = _NAMESPACE,
+    address: str | None = _ADDRESS,
+    as_json: bool = _JSON,
+) -> None:
+    """Score checkpoints and exports by their validation loss on the pool, best first.
+
+    One that cannot be scored is listed with the reason; exits with 9 if none can.
+
+    Example: [bold]ebbtide tune evaluate ~/.ebbtide/runs/a ~/.ebbtide/runs/b[/bold]
+    """
+    from ebbtide.platform.config import load
+    from ebbtide.train.config import TrainConfig
+    from ebbtide.tune.config import PoolConfig
+    from ebbtide.tune.evaluate import KEY
+    from ebbtide.tune.evaluate import evaluate as score
+
+    job = None if base is None else load(base, TrainConfig)
+    pool = PoolConfig(size=size, namespace=namespace)
+    with stdout.reserved():
+        result = score(checkpoints, job, pool=pool, address=address)
+    ranked = sorted(result.trials, key=lambda trial: (not trial.usable, trial.metric or 0.0))
+    rows = [
+        {
+            "checkpoint": trial.values[KEY],
+            "step": trial.reports[-1]["step"] if trial.usable else None,
+            "validation_loss": trial.metric,
+            "sequences": trial.reports[-1]["sequences"] if trial.usable else None,
+            "seconds": trial.seconds,
+            "reason": trial.reason,
+        }
+        for trial in ranked
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in (KEY, "reason") else "right")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+
+
 @pool_app.command()
 def up(
     size: int = typer.Option(2, "--size", min=1, help="How many evaluators."),
+    at_least: int = typer.Option(0, "--min", min=0, help="How many of them stay for good."),
+    idle_timeout_s: float = typer.Option(
+        1800.0, "--idle-timeout", min=1.0, help="Seconds without a sweep that end the others."
+    ),
     cpus: float = typer.Option(1.0, "--cpus", min=0.001, help="CPUs of a node that one needs."),
     namespace: str = _NAMESPACE,
     address: str = _CLUSTER,
@@ -126,14 +200,20 @@ def up(
 ) -> None:
     """Start evaluators ahead of a sweep and wait until they are warm.
 
-    Example: [bold]ebbtide tune pool up --size 4[/bold]
+    Those beyond --min end when no sweep has used them for --idle-timeout seconds; a sweep starts
+    what it lacks.
+
+    Example: [bold]ebbtide tune pool up --size 4 --min 1[/bold]
     """
-    from ebbtide.tune import pool
+    from ebbtide.tune import members
     from ebbtide.tune.config import PoolConfig
 
+    config = PoolConfig(
+        size=size, min=at_least, idle_timeout_s=idle_timeout_s, cpus=cpus, namespace=namespace
+    )
     with _connected(address):
-        members = pool.up(PoolConfig(size=size, cpus=cpus, namespace=namespace))
-    _show(members, as_json)
+        found = members.up(config)
+    _show(found, as_json)
 
 
 @pool_app.command()
@@ -142,11 +222,11 @@ def status(namespace: str = _NAMESPACE, address: str = _CLUSTER, as_json: bool =
 
     Example: [bold]ebbtide tune pool status[/bold]
     """
-    from ebbtide.tune import pool
+    from ebbtide.tune import members
 
     with _connected(address):
-        members = pool.status(namespace)
-    _show(members, as_json)
+        found = members.status(namespace)
+    _show(found, as_json)
 
 
 @pool_app.command()
@@ -155,10 +235,10 @@ def down(namespace: str = _NAMESPACE, address: str = _CLUSTER, as_json: bool = _
 
     Example: [bold]ebbtide tune pool down[/bold]
     """
-    from ebbtide.tune import pool
+    from ebbtide.tune import members
 
     with _connected(address):
-        ended = pool.down(namespace)
+        ended = members.down(namespace)
     typer.echo(json.dumps({"ended": ended}) if as_json else f"{ended} evaluators ended")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ runner = CliRunner()
         (["sweep.yaml", "--help"], "--set"),
         (["pool", "--help"], "status"),
         (["pool", "down", "--help"], "End the evaluators"),
+        (["evaluate", "--help"], "Score checkpoints"),
     ],
 )
 def test_help_with_an_example(arguments: list[str], wanted: str) -> None:
@@ -58,3 +61,9 @@ def test_the_table_shows_the_best_and_why_the_others_failed() -> None:
     text = capture.get()
     assert "finished, best" in text and "5.25" in text and "0.001" in text
     assert "failed: step 3: the loss is not finite" in text
+    took, page, best = command.closing_lines(result, is_job=True)
+    assert took == "took 9.0 s, cost unknown; 0 s of start-up not paid"
+    assert page == "page: runs/s/report.html" and best.startswith("best: ebbtide train ")
+    limited = replace(result, limit="max_seconds (9 s) is spent", usd=Decimal("0.25"))
+    early, took, *_ = command.closing_lines(limited, is_job=False)
+    assert early == "ended early: max_seconds (9 s) is spent" and "cost $0.2500;" in took

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import tiny  # noqa: F401  (a dataset and a model)
+from tests.train.conftest import make_config, tiny  # noqa: F401  (a dataset, a model and a job)
 
 TRAIN = """\
 name: job

@@ -87,7 +87,12 @@ def test_an_impossible_range_is_refused(domain: str, told: str) -> None:
         (["space.name={choice: [a]}"], "is set by the sweep"),
         (["mode=lowest"], "'min' or 'max'"),
         (["trial_timeout_s=0"], "greater than 0"),
-        (["scheduler=ahsa"], "'none' or 'asha'"),
+        (["scheduler=ahsa"], "'none', 'asha', 'hyperband' or 'median'"),
+        (["base=null"], "set base, a training job's file, or function"),
+        (["function=a:b"], "set base, a training job's file, or function"),
+        (["base=null", "function=a:b"], "function: set storage"),
+        (["space.seed={int: [1, 9], when: {steps: 3}}"], "steps, which is not searched before"),
+        (["max_dollars=0"], "greater than 0"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(overrides: list[str], told: str) -> None:
@@ -108,3 +113,34 @@ def test_a_dumped_sweep_reads_back() -> None:
 
     config = read(MINIMAL)
     assert read(yaml.safe_dump(config.model_dump(mode="json"))) == config
+
+
+FUNCTION = """\
+function: my.module:function
+storage: runs
+space:
+  optimizer: {choice: [adam, sgd]}
+  momentum: {choice: [0.8, 0.9], when: {optimizer: sgd}}
+  nesterov: {choice: [true, false], when: {momentum: [0.9]}}
+searcher: grid
+"""
+
+
+def test_a_functions_keys_are_its_own_and_conditions_thin_a_grid_out() -> None:
+    config = read(FUNCTION)
+    assert config.combinations() == [
+        {"optimizer": "adam"},
+        {"optimizer": "sgd", "momentum": 0.8},
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": False},
+    ]
+    assert config.num_trials == 4 and config.is_conditional
+    everything = {"optimizer": "adam", "momentum": 0.9, "nesterov": True}
+    assert config.active(everything) == {"optimizer": "adam"}
+    written = config.model_dump(mode="json")["space"]["momentum"]
+    assert written == {"choice": [0.8, 0.9], "when": {"optimizer": ["sgd"]}}
+
+
+def test_a_scheduler_of_a_function_needs_to_know_the_steps() -> None:
+    assert "needs steps" in refusal(FUNCTION, "scheduler=asha")
+    assert read(FUNCTION, "scheduler=asha", "steps=9").steps == 9

@@ -9,21 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbtide.platform.errors import TuneError
-from ebbtide.tune.evaluator import (
-    Evaluator,
-    Lease,
-    LeaseLost,
-    TrialFailed,
-    check_metrics,
-    death_reason,
-)
+from ebbtide.tune.evaluator import Evaluator, LeaseLost
 from ebbtide.tune.nursery import WARM_UP, Nursery
+from ebbtide.tune.running import TrialFailed, check_metrics, death_reason
+from ebbtide.tune.sharing import QUANTUM_S, Lease
 from ebbtide.tune.trial import TrialRequest
 from tests.tune.trials import MISDEEDS
 
@@ -208,6 +204,52 @@ def test_stop_ends_a_running_trial(bench: Bench, tmp_path: Path) -> None:
     wait_for(lambda: not alive(pid))
 
 
+def test_a_paused_trial_goes_on_where_it_was(bench: Bench) -> None:
+    request, other = (bench.request("fine", {"optimizer.lr": 0.01}) for _ in range(2))
+
+    async def next_of(of: TrialRequest) -> dict[str, Any]:
+        found: dict[str, Any] = await bench.evaluator.next_result("sweep", of.trial_id)
+        return found
+
+    async def story() -> list[dict[str, Any]]:
+        evaluator = bench.evaluator
+        await evaluator.start("sweep", request)
+        first = await next_of(request)
+        await evaluator.pause("sweep", request.trial_id)
+        await evaluator.start("sweep", other)
+        between = await next_of(other)
+        await evaluator.stop("sweep", other.trial_id)
+        await evaluator.start("sweep", request)
+        return [first, between, await next_of(request), await next_of(request)]
+
+    first, between, second, third = bench.do(story())
+    assert [result["step"] for result in (first, between, second, third)] == [1, 1, 2, 3]
+    assert first["pid"] == second["pid"] == third["pid"] != between["pid"]
+    bench.do(bench.evaluator.pause("sweep", request.trial_id))
+    assert alive(first["pid"])
+    bench.do(bench.evaluator.forget("sweep", request.trial_id))
+    wait_for(lambda: not alive(first["pid"]))
+
+
+def test_what_a_sweep_has_heard_is_skipped_and_all_is_remembered(bench: Bench) -> None:
+    whole = replace(bench.request("fine", {"optimizer.lr": 0.01}), sweep="key", number=7)
+    rest = replace(whole, trial_id="rest", skip=2)
+
+    async def results(request: TrialRequest, count: int) -> list[dict[str, Any]]:
+        await bench.evaluator.start("sweep", request)
+        return [await bench.evaluator.next_result("sweep", request.trial_id) for _ in range(count)]
+
+    heard, told = bench.do(results(whole, 4)), bench.do(results(rest, 2))
+    kept = ("step", "validation_loss", "training_iteration", "done")
+    assert [[each[key] for key in kept] for each in heard[2:]] == [
+        [each[key] for key in kept] for each in told
+    ]
+    first, second = bench.do(bench.evaluator.recall("key"))
+    assert (first.number, first.skipped, first.results) == (7, 0, heard)
+    assert (second.number, second.skipped, second.results) == (7, 2, told)
+    assert bench.do(bench.evaluator.recall("another")) == []
+
+
 def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
     cold_bench: Bench, tmp_path: Path
 ) -> None:
@@ -235,6 +277,65 @@ def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
 
     pid = bench.do(story())
     wait_for(lambda: not alive(pid))
+
+
+def test_a_higher_priority_waits_for_one_trial_and_an_equal_for_its_turn(
+    cold_bench: Bench,
+) -> None:
+    bench, evaluator = cold_bench, cold_bench.evaluator
+    equal, higher = Lease("equal", "job-2"), Lease("higher", "job-3", priority=1)
+
+    async def trial(sweep_id: str) -> bool:
+        request = bench.request("fine", {"optimizer.lr": 0.01})
+        await evaluator.start(sweep_id, request)
+        await evaluator.next_result(sweep_id, request.trial_id)
+        yielded: bool = await evaluator.stop(sweep_id, request.trial_id)
+        return yielded
+
+    async def story() -> None:
+        waiting = {
+            lease.sweep_id: asyncio.create_task(evaluator.acquire(lease))
+            for lease in (equal, higher)
+        }
+        await asyncio.sleep(0)
+        assert await trial("sweep")
+        await waiting["higher"]
+        again = asyncio.create_task(evaluator.acquire(LEASE))
+        await asyncio.sleep(0)
+        assert not await trial("higher") and not again.done()
+        await evaluator.release("higher")
+        await waiting["equal"]
+        assert not await trial("equal")  # it has just begun
+        await asyncio.sleep(QUANTUM_S)
+        assert await trial("equal")
+        await again
+
+    bench.do(story())
+
+
+def test_an_evaluator_that_nobody_wants_ends() -> None:
+    ended: list[float] = []
+
+    async def story() -> None:
+        nursery = Nursery(COLD)
+        evaluator = Evaluator(
+            {},
+            lambda job: False,
+            nursery,
+            idle_timeout_s=0.1,
+            retire=lambda: ended.append(time.monotonic()),
+        )
+        evaluator.warm_up()
+        await evaluator.acquire(LEASE)
+        await asyncio.sleep(0.5)
+        assert not ended
+        await evaluator.release("sweep")
+        while not ended:
+            await asyncio.sleep(0.02)
+        nursery.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_zygote_that_cannot_warm_up_is_an_error() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from ebbtide.tune.evaluator import LeaseLost, TrialFailed
+from ebbtide.tune.evaluator import LeaseLost
 from ebbtide.tune.failures import failure_of, is_lost
+from ebbtide.tune.running import TrialFailed
 
 
 def told(cause: Exception) -> TrialFailed:

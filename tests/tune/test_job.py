@@ -9,21 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pyarrow import parquet
 
 from ebbtide.platform.config import load
-from ebbtide.platform.errors import AlreadyExists, ClusterError, TuneError
+from ebbtide.platform.errors import AlreadyExists, ClusterError, CostError, TuneError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.train import preflight
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.ray_connection import connected
+from ebbtide.train.trial import run_trial
 from ebbtide.tune.job import run_sweep
 from ebbtide.tune.results import SweepResult, Trial
 from ebbtide.tune.space import read_sweep
-from tests.train.conftest import Tiny
+from tests.train.conftest import MakeConfig, Tiny
 from tests.tune.trials import MISDEEDS
 
 pytestmark = pytest.mark.ray
@@ -41,10 +46,10 @@ def in_reach(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 def pool_ended(cluster_session: LocalCluster) -> Iterator[None]:
     """The evaluators stay for all tests here, and no longer."""
     yield
-    from ebbtide.tune import pool
+    from ebbtide.tune import members
 
     with connected(cluster_session.address):
-        pool.down("ebbtide-pool")
+        members.down("ebbtide-pool")
 
 
 def sweep_file(base_file: Path, text: str) -> Path:
@@ -59,10 +64,10 @@ def run(base_file: Path, text: str, function: str, **options: Any) -> SweepResul
 
 
 def pool_status() -> list[dict[str, Any]]:
-    from ebbtide.tune import pool
+    from ebbtide.tune import members
 
     with connected():
-        return pool.status("ebbtide-pool")
+        return members.status("ebbtide-pool")
 
 
 LR = "space: {optimizer.lr: {loguniform: [1e-4, 1e-1]}}\n"
@@ -92,7 +97,7 @@ def test_a_sweep_writes_the_best_job_and_every_result(base_file: Path) -> None:
 def test_the_same_sweep_proposes_the_same_and_finds_the_same(base_file: Path) -> None:
     text = LR + "num_samples: 4\nseed: 5\n"
     first = run(base_file, text, "torch_fit")
-    again = run(base_file, text + "concurrency: 1\n", "torch_fit")
+    again = run(base_file, text + "concurrency: 1\nname: again\n", "torch_fit")
 
     def losses(result: SweepResult) -> dict[float, list[float]]:
         return {
@@ -103,6 +108,14 @@ def test_the_same_sweep_proposes_the_same_and_finds_the_same(base_file: Path) ->
     assert losses(first) == losses(again)
     assert first.best is not None and again.best is not None
     assert first.best.metric == again.best.metric
+
+
+def test_a_finished_sweep_is_not_run_again(base_file: Path) -> None:
+    text = LR + "num_samples: 2\n"
+    first = run(base_file, text, "fine")
+    again: list[Trial] = []
+    assert run(base_file, text, "raises", on_trial=again.append) == first  # not looked at
+    assert not again
 
 
 def test_another_sweep_does_not_write_over_the_results(base_file: Path) -> None:
@@ -217,21 +230,33 @@ print(json.dumps(reports))
 """
 
 
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_checkpoints_are_scored_as_it_is_typed(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(steps=2, validation={"every_steps": 1}, checkpoint={"every": 1})
+    reports: list[dict[str, float]] = []
+    run_trial(config, reports.append, checkpoints=True)
+    run, missing = f"{config.storage}/{config.name}", str(tmp_path / "missing")
+    found = program("-m", "ebbtide", "tune", "evaluate", missing, run, "--json")
+    assert found.returncode == 0
+    best, failed = json.loads(found.stdout)
+    assert (best["checkpoint"], best["step"]) == (run, 2)
+    assert best["validation_loss"] == reports[-1]["validation_loss"]
+    assert failed["checkpoint"] == missing and "no complete checkpoint" in failed["reason"]
+    assert program("-m", "ebbtide", "tune", "evaluate", missing).returncode == 9
+
+
 def test_a_sweep_over_real_training_as_it_is_typed(base_file: Path, tiny: Tiny) -> None:
     text = base_file.read_text().replace("model.json", tiny.model)
     base_file.write_text(text.replace("uri: data", f"uri: {tiny.data}"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-
-    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=base_file.parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
-
     found = program("-m", "ebbtide", "tune", str(sweep_file(base_file, SWEEP)), "--json")
     assert found.returncode == 0
     document = json.loads(found.stdout)
@@ -280,7 +305,7 @@ def test_the_next_driver_finds_the_evaluators_warm(base_file: Path) -> None:
     warm = {(member["name"], member["zygote_pid"]) for member in pool_status()}
     assert len(warm) == 2
     called_at_s = time.time()
-    process = driver(sweep_file(base_file, text), "fine")
+    process = driver(sweep_file(base_file, text + "name: second\n"), "fine")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert {(member["name"], member["zygote_pid"]) for member in pool_status()} == warm
@@ -308,3 +333,172 @@ def test_a_killed_driver_holds_nothing(base_file: Path) -> None:
         assert all(member["sweep_id"] is None for member in pool_status())
     result = run(base_file, LR + "num_samples: 2\nname: next\n", "fine")
     assert len(result.trials) == 2 and not result.failed
+
+
+FUNCTION = """\
+function: trials:{name}
+storage: {folder}/runs
+metric: loss
+pool: {{namespace: ebbtide-pool}}
+"""
+
+
+def run_function(folder: Path, name: str, text: str) -> SweepResult:
+    path = folder / "function.yaml"
+    path.write_text(FUNCTION.format(name=name, folder=folder) + text)
+    return run_sweep(read_sweep(path))
+
+
+@pytest.mark.parametrize("scheduler", ["hyperband", "median"])
+def test_a_function_is_tried_and_the_bad_ones_end_early(tmp_path: Path, scheduler: str) -> None:
+    space = "space: {width: {uniform: [0, 1]}}\noverrides: {rounds: 9}\n"
+    text = f"num_samples: 9\nsteps: 9\nscheduler: {scheduler}\n{space}"
+    result = run_function(tmp_path, "user", text)
+    assert len(result.trials) == 9 and not result.failed
+    best = result.best
+    assert best is not None and best.metric is not None and result.best_file is not None
+    assert best.metric == pytest.approx(abs(best.values["width"] - 0.3) + 1 / len(best.reports))
+    stopped = [trial for trial in result.trials if trial.status == "stopped"]
+    assert stopped and all(len(trial.reports) < 9 and trial.tries == 1 for trial in stopped)
+    for trial in result.trials:  # one that was paused went on where it was
+        assert [report["step"] for report in trial.reports] == [*range(1, len(trial.reports) + 1)]
+    values = yaml.safe_load(Path(result.best_file).read_text())
+    assert values == {"rounds": 9, **best.values}
+
+    table = parquet.read_table(Path(result.uri, "trials.parquet")).to_pylist()
+    assert [row["loss"] for row in table] == [trial.metric for trial in result.trials]
+    assert [row["value.width"] for row in table] == [t.values["width"] for t in result.trials]
+    reports = parquet.read_table(Path(result.uri, "reports.parquet")).num_rows
+    assert reports == sum(len(trial.reports) for trial in result.trials)
+
+
+@pytest.mark.parametrize(
+    ("searcher", "count"),
+    [("grid", 4), ("random\nnum_samples: 6", 6), ("optuna\nnum_samples: 6", 6)],
+)
+def test_a_key_with_a_condition_is_only_there_under_it(
+    tmp_path: Path, searcher: str, count: int
+) -> None:
+    text = f"""\
+searcher: {searcher}
+space:
+  optimizer: {{choice: [adam, sgd]}}
+  momentum: {{choice: [0.7, 0.8, 0.9], when: {{optimizer: sgd}}}}
+"""
+    result = run_function(tmp_path, "user_at_once", text)
+    assert len(result.trials) == count and not result.failed
+    for trial in result.trials:
+        assert ("momentum" in trial.values) == (trial.values["optimizer"] == "sgd")
+
+
+def test_a_budget_ends_the_sweep_with_the_best_so_far_and_more_of_it_continues(
+    tmp_path: Path,
+) -> None:
+    text = """\
+num_samples: 30
+space: {width: {uniform: [0, 1]}}
+overrides: {rounds: 3, pause_s: 0.1}
+cost: {instance_type: local-cpu}
+"""
+    short = run_function(tmp_path, "user", text + "max_dollars: 0.00005\n")
+    assert short.status == "budget" and short.limit == "max_dollars ($0.00005) is spent"
+    assert short.usd is not None and short.usd >= Decimal("0.00005") and not short.partial
+    costs = [trial.usd for trial in short.trials if trial.status == "finished"]
+    assert all(usd is not None and 0 < usd < short.usd for usd in costs)
+    again = run_function(tmp_path, "user", text + "max_dollars: 0.00005\n")
+    assert again == short
+    whole = run_function(tmp_path, "user", text + "max_seconds: 600\n")
+    assert whole.status == "finished" and whole.limit is None
+    assert [trial.status for trial in whole.trials] == ["finished"] * 30
+    kept = {trial.number: replace(trial, trial_id="") for trial in whole.trials}
+    ended = [trial for trial in short.trials if trial.status == "finished"]
+    assert [replace(trial, trial_id="") for trial in ended] == [kept[t.number] for t in ended]
+    assert whole.usd is not None and whole.usd > short.usd
+
+    with pytest.raises(CostError, match="max_dollars: the price of node .* is unknown"):
+        text = text.replace("local-cpu", "none-such")
+        run_function(tmp_path, "user", text + "max_dollars: 1\nname: unpriced\n")
+
+
+RESTORED = """\
+space: {{seed: {{int: [0, 1000000]}}}}
+searcher: optuna
+num_samples: 14
+steps: 9
+overrides: {{schedule.warmup_steps: 0, validation.every_steps: 1, data.uri: {marks}}}
+scheduler: asha
+concurrency: 1
+name: {name}
+"""
+
+
+def test_a_killed_sweep_continues_where_it_was(base_file: Path) -> None:
+    """Twice, at any moment; Optuna's model and ASHA's rungs are those of a sweep left alone."""
+
+    def text(name: str) -> str:
+        return RESTORED.format(marks=base_file.parent / name, name=name)
+
+    def marks(what: str) -> dict[str, int]:
+        found = (base_file.parent / "killed").glob(f"{what}-*")
+        return {path.name.partition("-")[2]: path.stat().st_size for path in found}
+
+    kills, finished_at_a_kill = 0, dict[str, int]()
+    for trials_before_the_kill in (4, 12):
+        process = driver(sweep_file(base_file, text("killed")), "counted")
+        try:
+            wait_for(lambda count=trials_before_the_kill: len(marks("started")) >= count, 60)  # type: ignore[misc]
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        kills += 1
+        finished_at_a_kill |= {seed: marks("started")[seed] for seed in marks("finished")}
+    called_at_s = time.monotonic()
+    result = run(base_file, text("killed"), "counted")
+    print(f"continued and done after {time.monotonic() - called_at_s:.1f} s")
+    started = marks("started")
+    assert finished_at_a_kill and set(marks("finished").values()) == {1}
+    assert {seed: started[seed] for seed in finished_at_a_kill} == finished_at_a_kill
+    assert sum(started.values()) <= len(started) + kills
+
+    alone = run(base_file, text("alone"), "counted")
+
+    def outcome(of: SweepResult) -> list[tuple[Any, ...]]:
+        return [
+            (trial.number, trial.values, trial.status, trial.metric, trial.reports)
+            for trial in of.trials
+        ]
+
+    assert outcome(result) == outcome(alone)
+    assert {trial.status for trial in result.trials} == {"finished", "stopped"}
+
+
+def test_a_sweep_of_higher_priority_goes_first_and_the_other_goes_on(base_file: Path) -> None:
+    marks = base_file.parent / "marks"
+    space = "space: {seed: {int: [0, 1000000]}}\nsteps: 6\n"
+    text = f"{space}num_samples: 500\nname: long\noverrides: {{data.uri: {marks}"
+    text += ", schedule.warmup_steps: 0}\n"
+    process = driver(sweep_file(base_file, text), "counted")
+    try:
+        wait_for(lambda: len(list(marks.glob("finished-*"))) >= 2, 60)
+        first = run(base_file, LR + "num_samples: 4\npool: {priority: 1}\n", "fine")
+        assert len(first.trials) == 4 and not first.failed
+        assert process.poll() is None
+        ended = len(list(marks.glob("finished-*")))
+        wait_for(lambda: len(list(marks.glob("finished-*"))) > ended + 3, 60)
+    finally:
+        process.kill()
+        process.wait()
+    assert {path.stat().st_size for path in marks.glob("started-*")} == {1}
+
+
+def test_an_idle_pool_shrinks_to_its_minimum(cluster: LocalCluster) -> None:
+    arguments = ["--namespace", "idle", "--address", cluster.address]
+    wanted = ["--size", "2", "--min", "1", "--idle-timeout", "1", "--json"]
+    found = program("-m", "ebbtide", "tune", "pool", "up", *wanted, *arguments)
+    assert found.returncode == 0
+    assert [member["name"] for member in json.loads(found.stdout)][0] == "evaluator-0"
+    from ebbtide.tune import members
+
+    with connected():
+        wait_for(lambda: [each["name"] for each in members.status("idle")] == ["evaluator-0"])
+        assert members.down("idle") == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from decimal import Decimal
+
 import pytest
 
 from ebbtide.platform.clock import FakeClock
 from ebbtide.platform.config import parse
 from ebbtide.tune.config import TuneConfig
-from ebbtide.tune.evaluator import TrialFailed
+from ebbtide.tune.past import Past
 from ebbtide.tune.recorder import Recorder
 from ebbtide.tune.results import Trial
+from ebbtide.tune.running import TrialFailed
 
 CONFIG = parse("base: b\nmetric: loss\nnum_samples: 3\nspace: {seed: {int: [0, 9]}}", TuneConfig)
 
@@ -31,10 +35,10 @@ def recorder(clock: FakeClock, ended: list[Trial]) -> Recorder:
 
 def test_a_trial_that_finishes(recorder: Recorder, clock: FakeClock, ended: list[Trial]) -> None:
     recorder.started("a", {"seed": 1})
-    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False, seconds=2.5)
     clock.sleep(5)
-    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=False)
-    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=True)
+    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=False, seconds=2.5)
+    recorder.reported("a", {"step": 2, "loss": 1.0}, finished=True, seconds=2.5)
     recorder.completed("a")
     (trial,) = recorder.trials
     assert ended == [trial]
@@ -44,21 +48,21 @@ def test_a_trial_that_finishes(recorder: Recorder, clock: FakeClock, ended: list
 
 def test_a_trial_that_the_scheduler_stops_keeps_its_metric(recorder: Recorder) -> None:
     recorder.started("a", {"seed": 1})
-    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False, seconds=2.5)
     recorder.completed("a")
     assert (recorder.trials[0].status, recorder.trials[0].metric) == ("stopped", 2.0)
 
 
 def test_a_trial_that_is_stopped_at_its_last_step_has_finished(recorder: Recorder) -> None:
     recorder.started("a", {"seed": 1})
-    recorder.reported("a", {"step": 9, "loss": 2.0}, finished=False)
+    recorder.reported("a", {"step": 9, "loss": 2.0}, finished=False, seconds=2.5)
     recorder.completed("a")
     assert recorder.trials[0].status == "finished"
 
 
 def test_a_wrong_trial_fails_at_once(recorder: Recorder, ended: list[Trial]) -> None:
     recorder.started("a", {"seed": 1})
-    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False)
+    recorder.reported("a", {"step": 1, "loss": 2.0}, finished=False, seconds=2.5)
     recorder.failed("a", TrialFailed("loss is nan", details="..."))
     (trial,) = ended
     assert (trial.status, trial.metric, trial.reason) == ("failed", None, "loss is nan")
@@ -83,6 +87,31 @@ def test_an_eviction_is_no_failure(recorder: Recorder, ended: list[Trial]) -> No
         recorder.failed("a", TrialFailed("evicted", may_retry=True, evicted=True))
     assert not ended
     recorder.started("a", {"seed": 1})
-    recorder.reported("a", {"step": 1, "loss": 1.0}, finished=True)
+    recorder.reported("a", {"step": 1, "loss": 1.0}, finished=True, seconds=2.5)
     recorder.completed("a")
     assert (ended[0].status, ended[0].tries, ended[0].reason) == ("finished", 1, None)
+
+
+def test_news_are_written_and_what_is_told_again_is_not(clock: FakeClock) -> None:
+    lines: list[dict[str, object]] = []
+
+    class Diary:
+        def write(self, event: str, **fields: object) -> None:
+            lines.append({"event": event, "at_s": clock.time(), **fields})
+
+    def sweep(past: Past) -> Trial:
+        recorder = Recorder(
+            CONFIG, 9, clock, past=past, journal=Diary(), usd_per_hour=lambda trial_id: Decimal(90)
+        )
+        recorder.started("a", {"seed": 1})
+        clock.sleep(4)
+        with past.telling("a") if past.has_answer("a") else contextlib.nullcontext():
+            recorder.reported("a", {"step": 9, "loss": 2.0}, finished=True, seconds=3.5)
+            recorder.completed("a")
+        return recorder.trials[0]
+
+    first = sweep(Past())
+    assert [line["event"] for line in lines] == ["started", "reported", "ended"]
+    second = sweep(Past(list(lines)))
+    assert len(lines) == 3
+    assert second == first and second.seconds == 4.0 and second.usd == Decimal("0.1")

@@ -32,6 +32,7 @@ def refusal(base_file: Path, *overrides: str) -> str:
 
 def test_trials_differ_from_the_base_and_the_best_does_not(base_file: Path) -> None:
     found = sweep(base_file, "overrides={validation.sequences: 2}")
+    assert found.trial_base is not None and found.base is not None
     assert (found.trial_base.steps, found.trial_base.validation.sequences) == (12, 2)
     assert (found.base.steps, found.base.validation.sequences) == (30, 64)
     assert found.name == "job-tune" and found.uri == f"{base_file.parent}/runs/job-tune"
@@ -39,6 +40,7 @@ def test_trials_differ_from_the_base_and_the_best_does_not(base_file: Path) -> N
 
 def test_values_become_a_training_job(base_file: Path) -> None:
     base = sweep(base_file).base
+    assert base is not None
     job = with_values(base, {"optimizer.lr": 0.5, "seed": 7})
     assert (job.optimizer.lr, job.seed, job.optimizer.beta1) == (0.5, 7, base.optimizer.beta1)
     with pytest.raises(ConfigError, match=r"optimizer\.lr: .*greater than 0"):
@@ -63,6 +65,7 @@ def test_values_that_only_a_combination_makes_impossible_are_left_to_their_trial
         "space.batch.micro_sequences={choice: [1, 3]}",
         "space.batch.global_sequences={choice: [4, 6]}",
     )
+    assert found.base is not None
     with pytest.raises(ConfigError, match="must be a multiple"):
         with_values(found.base, {"batch.global_sequences": 4, "batch.micro_sequences": 3})
 

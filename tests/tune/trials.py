@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ebbtide.tune.trial import Metrics, Report
+from ebbtide.tune.trial import Context, Metrics, Report
 
 Values = dict[str, Any]
 
@@ -115,6 +115,23 @@ def halving(base: Values, values: Values, report: Report) -> Metrics:
     return {"step": base["steps"], "validation_loss": float(values["seed"])}
 
 
+def counted(base: Values, values: Values, report: Report) -> Metrics:
+    """Leaves a byte in ``data.uri`` at its start and at its end; the seed is the loss."""
+    folder = Path(base["data"]["uri"])
+    folder.mkdir(exist_ok=True)
+
+    def mark(what: str) -> None:
+        with (folder / f"{what}-{values['seed']}").open("a") as file:
+            file.write(".")
+
+    mark("started")
+    for step in range(1, base["steps"]):
+        report({"step": step, "validation_loss": float(values["seed"])})
+        time.sleep(0.05)
+    mark("finished")
+    return {"step": base["steps"], "validation_loss": float(values["seed"])}
+
+
 def _parent(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1])
@@ -135,3 +152,18 @@ MISDEEDS = [
     "kills the zygote",
     "kills the evaluator",
 ]
+
+
+def user(config: Values, context: Context) -> Metrics | None:
+    """As a user writes one: the loss falls with every step, to the distance from 0.3."""
+    for step in range(1, config.get("rounds", 9) + 1):
+        context.report({"loss": abs(config["width"] - 0.3) + 1 / step})
+        time.sleep(config.get("pause_s", 0.0))
+    return None
+
+
+def user_at_once(config: Values, context: Context) -> Metrics | None:
+    """Without a report; momentum is only there with one of two optimizers."""
+    if config["optimizer"] == "adam" and "momentum" in config:
+        raise ValueError("adam has no momentum")
+    return {"loss": config.get("momentum", 0.5), "number": context.number}

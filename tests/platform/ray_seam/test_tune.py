@@ -26,6 +26,7 @@ def test_the_loop_makes_its_controller_by_the_name_that_is_replaced() -> None:
     ("method", "takes"),
     [
         ("_process_trial_failure", ["self", "trial", "exception"]),
+        ("_schedule_trial_stop", ["self", "trial", "exception"]),
         ("_actor_started", ["self", "tracked_actor"]),
         ("_remove_actor", ["self", "tracked_actor"]),
         ("cleanup", ["self"]),
@@ -102,6 +103,23 @@ def test_what_a_trial_is_given() -> None:
     PINS.says(
         f"{trial}:Trial.should_recover", "self.run_metadata.num_failures <= self.max_failures"
     )
+
+
+def test_events_are_picked_one_by_one_while_a_record_is_told() -> None:
+    events = "ray.air.execution._internal.event_manager:RayEventManager"
+    PINS.takes(f"{events}.get_futures", "self", others=False)
+    PINS.takes(f"{events}.resolve_future", "self", "future", others=False)
+    PINS.says(MANAGER, "self._actor_state_events", "self._actor_task_events")
+    PINS.takes("ray.exceptions:RayTaskError.__init__", "function_name", "traceback_str", "cause")
+
+
+def test_a_pause_saves_first_and_no_checkpoint_means_no_restore() -> None:
+    result = "ray.train._internal.session:_TrainingResult"
+    PINS.takes(f"{result}.__init__", "self", "checkpoint", "metrics", others=False)
+    PINS.says(f"{CONTROLLER}._schedule_trial_save", 'method_name="save"')
+    PINS.says(f"{CONTROLLER}._schedule_trial_stop", "if trial not in self._trial_to_actor:")
+    PINS.says(f"{CONTROLLER}._process_trial_save", "if not checkpoint_value.checkpoint:")
+    PINS.says(f"{CONTROLLER}._schedule_trial_restore", "if not checkpoint_result:")
 
 
 @pytest.mark.parametrize("module", [LOOP, "ray.tune.analysis.experiment_analysis"])
