@@ -1,7 +1,9 @@
 """Trials an hour: Ray Tune as it comes, with ``reuse_actors``, and on ebbtide's warm pool.
 
 ``python -m bench.tune [--short] [--json]``: every contender runs the same sweep of one-step trials
-from a driver of its own on one cluster of two CPUs. The last line is one JSON document.
+from a driver of its own on one cluster of two CPUs. Then a driver of ours is killed in the middle
+and called again: ``restored_reruns`` counts the finished trials that ran a second time. The last
+line is one JSON document.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def ebbtide(contender: str, trials: int, folder: Path) -> dict[str, Any]:
     (folder / "train.yaml").write_text(JOB.format(folder=folder))
     file = folder / f"{contender}.yaml"
     file.write_text(SWEEP.format(name=contender, trials=trials, size=EVALUATORS))
-    result = run_sweep(read_sweep(file), function="bench.tune_trials:pooled")
+    body = "counted" if contender == "killed" else "pooled"
+    result = run_sweep(read_sweep(file), function=f"bench.tune_trials:{body}")
     reports = [trial.reports[-1] for trial in result.trials if trial.reports]
     return {
         "trials": len(result.trials),
@@ -88,13 +91,39 @@ def ebbtide(contender: str, trials: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def command(contender: str, trials: int, folder: Path) -> list[str]:
+    options = ["--contender", contender, "--trials", str(trials), "--folder", str(folder)]
+    return [sys.executable, "-m", "bench.tune", *options]
+
+
+def restore(trials: int, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Kill a driver when a third of its trials have ended, call it again, look at the marks."""
+    marks = folder / "marks"
+    marks.mkdir()
+
+    def ended() -> set[str]:
+        return {path.stem for path in marks.glob("*.ended")}
+
+    print(f"killed: {trials} trials", file=sys.stderr, flush=True)
+    driver = subprocess.Popen(
+        command("killed", trials, folder), env=environment, stdout=subprocess.DEVNULL
+    )
+    while len(ended()) < trials // 3 and driver.poll() is None:
+        time.sleep(0.002)
+    driver.kill()
+    driver.wait()
+    before = ended()
+    found = drive("killed", trials, folder, environment)
+    rerun = [name for name in before if (marks / f"{name}.started").stat().st_size > 1]
+    return {**found, "killed_after": len(before), "reruns": len(rerun)}
+
+
 def drive(contender: str, trials: int, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run a contender in a process of its own; adds ``start_s``, process start to first trial."""
     print(f"{contender}: {trials} trials", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "bench.tune", "--contender", contender]
     called_at_s = time.time()
     run = subprocess.run(
-        [*command, "--trials", str(trials), "--folder", str(folder)],
+        command(contender, trials, folder),
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -123,6 +152,7 @@ def measure(short: bool) -> dict[str, Any]:
         reuse = drive("reuse_actors", trials, folder, environment)
         cold = drive("cold", trials, folder, environment)
         warm = drive("warm", trials, folder, environment)
+        restored = restore(trials, folder, environment)
     overhead_s = warm["seconds"] * EVALUATORS / warm["trials"] - warm["body_s"]
     return {
         "bench": "tune",
@@ -136,7 +166,9 @@ def measure(short: bool) -> dict[str, Any]:
         "first_sweep_start_s": round(cold["start_s"], 3),
         "second_sweep_start_s": round(warm["start_s"], 3),
         "overhead_ms_per_trial": round(1000 * overhead_s, 2),
-        "failed": sum(each["failed"] for each in (vanilla, reuse, cold, warm)),
+        "restored_reruns": restored["reruns"],
+        "restored_after_trials": restored["killed_after"],
+        "failed": sum(each["failed"] for each in (vanilla, reuse, cold, warm, restored)),
     }
 
 
@@ -149,7 +181,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender is not None:
-        contend = ebbtide if options.contender in ("cold", "warm") else ray_tune
+        contend = ebbtide if options.contender in ("cold", "warm", "killed") else ray_tune
         print(json.dumps(contend(options.contender, options.trials, options.folder)))
         return
     found = measure(options.short)
