@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 from hypothesis import given
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from ebbtide.train.loss import cross_entropy
 
 def slow(output, labels):
-    time.sleep(0.15 if dist.get_rank() == 1 else 0.02)
+    time.sleep(0.5 if dist.get_rank() == 1 else 0.02)
     return cross_entropy(output, labels)
 """
 
@@ -50,11 +51,14 @@ def test_waiting_for_a_slow_rank_is_not_work(
     ranks: Ranks, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "code_of_straggler_test.py").write_text(SLOW)
-    config = make_config(steps=STEPS + 3, model={"loss": "code_of_straggler_test:slow"})
+    config = make_config(steps=9, model={"loss": "code_of_straggler_test:slow"})
     quick, slow, _ = ranks.run(3, train, config, None, str(tmp_path))
-    watch = StragglerWatch()
-    named = [name for step in quick.steps for name in watch.add(step.busy_s)]
-    assert [rank for rank, _ in named] == [1]
+    shares = [
+        [seconds / statistics.median_low(step.busy_s) for seconds in step.busy_s]
+        for step in quick.steps[1:]  # nothing is known of the first
+    ]
+    typical = [statistics.median(of_rank) for of_rank in zip(*shares, strict=True)]
+    assert max(typical[0], typical[2]) < RATIO < typical[1]
     assert [step.busy_s for step in quick.steps] == [step.busy_s for step in slow.steps]
     waited = [sum(step.seconds[Owner.NETWORK_STALL] for step in t.steps) for t in (quick, slow)]
     assert waited[0] > 2 * waited[1]
