@@ -18,7 +18,7 @@ def one_step(lr: float) -> float:
     loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def pooled(base: dict[str, Any], values: dict[str, Any], report: Any) -> dict[str, float]:
