@@ -17,7 +17,8 @@
     │   └── NotFiniteError      the loss or the gradient of a step is not finite
     ├── ServeError          8   an endpoint could not be started or an export not be served
     ├── TuneError           9   a sweep has no successful trial, or the pool is not usable
-    └── CostError          10   a price or a ledger that is asked for is not there
+    ├── CostError          10   a price or a ledger that is asked for is not there
+    └── BudgetError        11   the job's budget does not let it start, or go on: it was saved
 
 An interrupt (Ctrl-C, SIGTERM) exits with 130 or 143, a usage error of the command line with 2.
 Foreign errors (botocore, Ray, OSError) are mapped to this tree at the seam where they enter.
@@ -112,3 +113,9 @@ class CostError(EbbtideError):
     """A price or a ledger that is asked for is not there."""
 
     exit_code = 10
+
+
+class BudgetError(EbbtideError):
+    """The job's budget does not let it start; or it has stopped the run, which is saved."""
+
+    exit_code = 11

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
-from ebbtide.platform.prices import Catalogue, Market
+from ebbtide.platform.price_feed import Prices
+from ebbtide.platform.prices import Market
 from ebbtide.platform.records import Attempt, Epoch, NodeDown, NodeUp, Record, SaveMissed
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
@@ -37,30 +38,36 @@ class ClusterNode:
     labels: Mapping[str, str]
 
 
-def terms(node: ClusterNode, now_s: float, cost: CostConfig, catalogue: Catalogue) -> NodeUp:
+def terms(node: ClusterNode, now_s: float, cost: CostConfig, prices: Prices) -> NodeUp:
     """What a node is and costs: by its labels, else by the job's ``cost``."""
     kind = node.labels.get(LABEL_INSTANCE_TYPE, cost.instance_type)
     label = node.labels.get(LABEL_MARKET)
     market = Market(label if label in set(Market) else cost.market)
+    zone = node.labels.get(LABEL_ZONE)
     return NodeUp(
         node_id=node.node_id,
         time_s=now_s,
         instance_type=kind,
         market=market,
-        zone=node.labels.get(LABEL_ZONE),
-        usd_per_hour=catalogue.price(kind, market),
-        usd_per_hour_on_demand=catalogue.price(kind, Market.ON_DEMAND),
+        zone=zone,
+        usd_per_hour=prices.price(kind, market, zone),
+        usd_per_hour_on_demand=prices.price(kind, Market.ON_DEMAND, zone),
     )
+
+
+def describe(node: NodeUp) -> str:
+    """A node, for a person who wonders about its price."""
+    kind = node.instance_type or "unknown type"
+    return f"node {node.node_id[:8]} ({kind}, {node.market.value})"
 
 
 class Bookkeeping:
     """The records of one driver. ``first_step``: steps in the checkpoint it starts from."""
 
-    def __init__(
-        self, cost: CostConfig, catalogue: Catalogue, started_s: float, first_step: int
-    ) -> None:
-        self._cost, self._catalogue = cost, catalogue
+    def __init__(self, cost: CostConfig, prices: Prices, started_s: float, first_step: int) -> None:
+        self._cost, self._prices = cost, prices
         self._up: dict[str, NodeUp] = {}
+        self._had: dict[str, ClusterNode] = {}
         self._spent = Decimal(0)
         self._partial = False
         self._saved_step = first_step
@@ -138,11 +145,29 @@ class Bookkeeping:
             records.append(NodeDown(node_id=node_id, time_s=now_s))
             self._spent += _usd(self._up.pop(node_id), now_s)
         for node_id in sorted((held & alive.keys()) - self._up.keys()):
-            node = terms(alive[node_id], now_s, self._cost, self._catalogue)
-            self._up[node_id] = node
-            self._partial |= node.usd_per_hour is None
-            records.append(node)
+            records.append(self._take(alive[node_id], now_s))
+        if self._up:
+            self._had = {node_id: alive[node_id] for node_id in self._up if node_id in alive}
         return records, self._gone(alive.keys(), now_s)
+
+    def _take(self, node: ClusterNode, now_s: float) -> NodeUp:
+        up = terms(node, now_s, self._cost, self._prices)
+        self._up[node.node_id] = up
+        self._partial |= up.usd_per_hour is None
+        return up
+
+    def reprice(self, now_s: float) -> list[Record]:
+        """Records of the nodes whose price has changed; what they cost before stays."""
+        records: list[Record] = []
+        for node_id, node in self._had.items():
+            before = self._up.get(node_id)
+            if before is None:
+                continue
+            now = terms(node, now_s, self._cost, self._prices)
+            if now.model_copy(update={"time_s": before.time_s}) != before:
+                self._spent += _usd(before, now_s)
+                records.append(self._take(node, now_s))
+        return records
 
     def _gone(self, alive: AbstractSet[str], now_s: float) -> list[Event]:
         """The cluster may know only when the next generation is at work without the node."""
@@ -156,6 +181,22 @@ class Bookkeeping:
     def usd(self, now_s: float) -> Decimal:
         """Dollars so far of this driver, for the nodes with a known price."""
         return self._spent + sum((_usd(node, now_s) for node in self._up.values()), Decimal(0))
+
+    @property
+    def usd_per_hour(self) -> Decimal:
+        """What the run's nodes cost an hour, for those with a known price."""
+        return sum((node.usd_per_hour or Decimal(0) for node in self._up.values()), Decimal(0))
+
+    @property
+    def market_usd(self) -> Decimal:
+        """What the nodes that the run has, or had last, cost an hour now."""
+        now = (terms(node, 0.0, self._cost, self._prices) for node in self._had.values())
+        return sum((node.usd_per_hour or Decimal(0) for node in now), Decimal(0))
+
+    @property
+    def unpriced(self) -> str | None:
+        """A node of the run whose price is not known, for a person; or None."""
+        return next((describe(n) for n in self._up.values() if n.usd_per_hour is None), None)
 
     @property
     def partial(self) -> bool:

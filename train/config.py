@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ebbtide.platform.budget import BudgetConfig
 from ebbtide.platform.config import Config
 
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -168,12 +169,14 @@ class CostConfig(Config):
     """What a node of this job costs: a type of the price catalogue, and its market.
 
     Nodes that carry the Ray labels ``ebbtide.dev/instance-type`` and ``ebbtide.dev/market`` are
-    priced by those; this is for nodes without.
+    priced by those; this is for nodes without. ``catalogue`` is looked at again when it changes.
+    ``live: aws`` takes AWS's own prices before the catalogue's, where there are credentials.
     """
 
     instance_type: str | None = None
     market: Literal["spot", "on_demand", "on_prem"] = "on_demand"
     catalogue: str | None = None
+    live: Literal["aws"] | None = None
 
 
 class TrainConfig(Config):
@@ -203,6 +206,7 @@ class TrainConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     workers: WorkersConfig = WorkersConfig()
     cost: CostConfig = CostConfig()
+    budget: BudgetConfig = BudgetConfig()
 
     @property
     def tokens_per_step(self) -> int:

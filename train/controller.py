@@ -5,6 +5,7 @@ One of each is built by the driver and travels into the controller's actor.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class Scaling:
         self._first_seen_s: dict[str, float] = {}
         self._offers: Sequence[Offer] = ()
         self._placed: int | None = None
+        self._is_held = False
         self._handle: Any = None
 
     def to_start(self, nodes: Sequence[NodeOffer]) -> int | None:
@@ -39,7 +41,9 @@ class Scaling:
         offers = self._see(nodes)
         self._tell(offers, ())
         self._more_since_s, self._noticed_s = None, None
-        if time.time() < ray.get(self._desk().not_before.remote()):
+        not_before_s = ray.get(self._desk().not_before.remote())
+        self._is_held = not_before_s == math.inf
+        if time.time() < not_before_s:
             return None
         standing: Standing | None = ray.get(self._desk().standing.remote())
         if standing is not None:
@@ -84,7 +88,9 @@ class Scaling:
         return elastic.place(self._offers, before, workers)
 
     def to_request(self, nodes: Sequence[NodeOffer]) -> int:
-        """How many workers' worth of nodes to ask the cluster for."""
+        """How many workers' worth of nodes to ask the cluster for; none while the run is held."""
+        if self._is_held:
+            return 0
         return self._limits.most + elastic.hidden_workers(_offers(nodes, ()))
 
     def _see(self, nodes: Sequence[NodeOffer]) -> Sequence[Offer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from ebbtide.platform.budget import Books
 from ebbtide.platform.clock import Clock
-from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.errors import BudgetError, ClusterError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.ray_seam.state import draining_nodes
 from ebbtide.platform.ray_seam.workers import prestart_workers
@@ -34,6 +36,7 @@ from ebbtide.train.events import (
 )
 from ebbtide.train.failures import Cause
 from ebbtide.train.history import History
+from ebbtide.train.spending import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,10 @@ _NODES_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the run is. ``usd`` is what it has cost so far, with a price known for all or some."""
+    """Where the run is. ``usd`` is what it has cost so far, with a price known for all or some.
+
+    ``budget`` is what it has cost since its first start against its limit, for a person.
+    """
 
     step: int
     steps: int
@@ -52,6 +58,7 @@ class Progress:
     attempt: int
     usd: Decimal | None
     usd_partial: bool
+    budget: str | None = None
 
 
 class Driver:
@@ -64,23 +71,29 @@ class Driver:
         log: EventLog,
         ledger: LedgerWriter,
         books: Bookkeeping,
+        guard: Guard,
         history: History,
         clock: Clock,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._config, self._desk, self._clock = config, desk, clock
         self._log, self._ledger, self._books, self.history = log, ledger, books, history
+        self._guard = guard
         self._on_progress = on_progress
         self._started_s = clock.monotonic()
         self._nodes_s = float("-inf")
-        self._began = False
+        self._began, self._holds = False, False
         self._warm: set[str] = set()
         self._slots: dict[str, int] = {}
         self._waiting: Waiting | None = None
         self.failed: Failed | None = None
 
     def tick(self) -> None:
-        """Take what has happened. Raises ClusterError if the run has too long had too few nodes."""
+        """Take what has happened.
+
+        Raises ClusterError if the run has too long had too few nodes, and BudgetError when it has
+        been stopped by its budget, and saved.
+        """
         import ray
 
         events, held = ray.get(self._desk.take.remote())
@@ -92,6 +105,7 @@ class Driver:
             self._keep_warm(set(held) - draining.keys())
         if self._on_progress is not None and any(event.kind == "step" for event in events):
             self._on_progress(self.progress())
+        self._keep_budget()
         self._require_start()
 
     def progress(self) -> Progress:
@@ -108,13 +122,38 @@ class Driver:
             attempt=last.attempt,
             usd=None if partial and not usd else usd,
             usd_partial=partial,
+            budget=self._guard.so_far(self._account()),
         )
+
+    def _account(self) -> Books:
+        now_s = self._clock.time()
+        books = self._books
+        return self._guard.books(now_s, books.usd(now_s), books.usd_per_hour, books.market_usd)
+
+    def _keep_budget(self) -> None:
+        act = self._guard.decide(self._account(), self._books.unpriced)
+        for caution in act.cautions:
+            logger.warning("budget: %s", caution.text)
+        if act.hold is not None:
+            if act.hold != self._holds:
+                logger.warning("budget: %s", act.reason or "prices have come down; going on")
+            self._holds = act.hold
+            self._desk.wait_until.remote(math.inf if act.hold else 0.0)
+        if act.leave is not None:
+            self._desk.ask_to_leave.remote(act.leave, f"budget: {act.reason}")
+        if act.end:
+            raise BudgetError(
+                f"{self._config.run_uri}: stopped: {act.reason}. The run is saved at step "
+                f"{self._guard.saved_step} of {self._config.steps}; change the job's budget and "
+                "submit it again to go on from there"
+            )
 
     def _record(self, events: Sequence[Event]) -> None:
         self._log.write(events)
         self.history.add(events)
         for record in self._books.follow(events):
             self._ledger.write(record)
+        self._guard.follow(events, self._books.usd)
         for event in events:
             self._tell(event)
 
@@ -127,7 +166,7 @@ class Driver:
             if node["Alive"]
         }
         records, events = self._books.see(held, alive, draining, self._clock.time())
-        for record in records:
+        for record in (*records, *self._books.reprice(self._clock.time())):
             self._ledger.write(record)
         self._record(events)
 
@@ -155,6 +194,8 @@ class Driver:
 
     def _require_start(self) -> None:
         limit_s = self._config.workers.start_timeout_s
+        if self._guard.paused:
+            self._started_s = self._clock.monotonic()
         if self._began or self._clock.monotonic() - self._started_s < limit_s:
             return
         has = self._waiting.has if self._waiting else 0

@@ -13,15 +13,24 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from ebbtide.platform import records
 from ebbtide.platform.clock import Clock, SystemClock
-from ebbtide.platform.errors import ClusterError, EbbtideError, StorageError, TrainingError
+from ebbtide.platform.errors import (
+    BudgetError,
+    ClusterError,
+    EbbtideError,
+    StorageError,
+    TrainingError,
+)
 from ebbtide.platform.ledger import LedgerWriter
-from ebbtide.platform.prices import load_catalogue
+from ebbtide.platform.price_feed import PriceFeed
 from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage, probe
+from ebbtide.train import admission
+from ebbtide.train.admission import resources
 from ebbtide.train.bookkeeping import Bookkeeping
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import index_digest
@@ -31,6 +40,7 @@ from ebbtide.train.manifest import newest, read_manifest, read_train_config
 from ebbtide.train.ray_connection import connected
 from ebbtide.train.resume import require_same_run
 from ebbtide.train.run_lock import RunLock
+from ebbtide.train.spending import Guard
 
 if TYPE_CHECKING:
     from ebbtide.train.driver import Driver, Progress
@@ -78,21 +88,27 @@ def train(
     thread about twice a second while steps are made.
     """
     clock = clock or SystemClock()
-    catalogue = load_catalogue(config.cost.catalogue)
+    feed = PriceFeed(config.cost.catalogue, config.cost.live)
     run = open_storage(config.run_uri)
     probe(run)
     with RunLock(run) as lock:
-        history = History(read_events(run))
+        events = read_events(run)
+        history = History(events)
         start = newest(run)
         if start is not None and start.step >= config.steps:
             _require_same_run(config, start.uri)
             logger.info("%s is finished already, at step %d", config.name, start.step)
             return _result(config, history, start.step, None, was_finished=True)
-        _check(config)
+        per_epoch = Fraction(_check(config), config.batch.global_sequences)
         first_step = start.step if start is not None else 0
-        books = Bookkeeping(config.cost, catalogue, clock.time(), first_step)
-        with connected(address), _open(config, run, history, books, clock, on_progress) as driver:
-            _fit(config, driver, lock)
+        books = Bookkeeping(config.cost, feed, clock.time(), first_step)
+        spent = admission.earlier(run, events, clock.time())
+        guard = Guard(config.budget, config.steps, clock.time(), spent, first_step, per_epoch)
+        admission.admit(config, guard, spent, clock.time())
+        with feed, admission.share(config, spent, books, clock), connected(address):
+            admission.require_prices(config, feed)
+            with _open(config, run, history, books, guard, clock, on_progress) as driver:
+                _fit(config, driver, lock)
     return _result(config, history, config.steps, driver, was_finished=False)
 
 
@@ -108,10 +124,10 @@ def _require_same_run(config: TrainConfig, checkpoint_uri: str) -> None:
     require_same_run(checkpoint_uri, saved, description.dataset_sha256, config, data)
 
 
-def _check(config: TrainConfig) -> None:
+def _check(config: TrainConfig) -> int:
     from ebbtide.train import preflight  # late: it imports torch
 
-    preflight.check(config)
+    return preflight.check(config)
 
 
 def _result(
@@ -141,6 +157,7 @@ def _open(
     run: Storage,
     history: History,
     books: Bookkeeping,
+    guard: Guard,
     clock: Clock,
     on_progress: Callable[[Progress], None] | None,
 ) -> Iterator[Driver]:
@@ -158,13 +175,14 @@ def _open(
         history.add([started])
         log.write([started])
         ledger.write(records.Started(time_s=clock.time()))
-        driver = Driver(config, desk, log, ledger, books, history, clock, on_progress)
+        driver = Driver(config, desk, log, ledger, books, guard, history, clock, on_progress)
         status, message = "interrupted", None
         try:
             yield driver
             status = "finished"
         except EbbtideError as error:
-            status, message = "failed", str(error)
+            status = "stopped" if isinstance(error, BudgetError) else "failed"
+            message = str(error)
             raise
         finally:
             now_s, last = clock.time(), history.last
@@ -199,7 +217,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
             scaling_config=ScalingConfig(
                 num_workers=(workers.min, workers.max),
                 use_gpu=workers.gpus > 0,
-                resources_per_worker=_resources(config),
+                resources_per_worker=resources(config),
             ),
             run_config=RunConfig(
                 name=config.name,
@@ -221,9 +239,3 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
             if not errors:
                 raise TrainingError(f"training failed: {error}") from error
             raise to_raise(classify(errors, node_is_lost=False)) from error
-
-
-def _resources(config: TrainConfig) -> dict[str, float]:
-    workers = config.workers
-    wanted: dict[str, Any] = {"CPU": workers.cpus, "GPU": workers.gpus, **workers.resources}
-    return {name: amount for name, amount in wanted.items() if amount}

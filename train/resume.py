@@ -25,6 +25,7 @@ _FREE = (
     "storage",
     "workers",
     "cost",
+    "budget",
     "checkpoint",
     "data.uri",
     "digest",

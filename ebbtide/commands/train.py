@@ -94,7 +94,7 @@ def progress_line(progress: Progress) -> str:
             "- tokens/s" if rate is None else f"{rate:,.0f} tokens/s",
             workers,
             f"attempt {progress.attempt}",
-            _dollars(progress.usd, progress.usd_partial),
+            progress.budget or _dollars(progress.usd, progress.usd_partial),
         )
     )
 

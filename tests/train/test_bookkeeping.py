@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbtide.platform.account import account
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.prices import Market, load_catalogue
-from ebbtide.platform.records import Attempt, Epoch, NodeDown, NodeUp, SaveMissed
+from ebbtide.platform.records import (
+    Attempt,
+    Epoch,
+    Finished,
+    NodeDown,
+    NodeUp,
+    Record,
+    SaveMissed,
+)
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
@@ -156,6 +168,66 @@ def test_a_node_without_a_known_price_makes_the_sum_partial() -> None:
     assert records[0].usd_per_hour is None
     assert book.partial
     assert book.usd(3600.0) == Decimal(0)
+
+
+class Moving:
+    """A price that moves."""
+
+    def __init__(self) -> None:
+        self.usd = Decimal(1)
+
+    def price(self, kind: str | None, market: Market | str, zone: str | None = None) -> Decimal:
+        return self.usd
+
+
+def test_a_price_that_moves_counts_from_then_on() -> None:
+    prices = Moving()
+    book = Bookkeeping(CostConfig(), prices, 0.0, 0)
+    book.see(["a", "b"], nodes("a", "b"), set(), 0.0)
+    assert book.reprice(1800.0) == []
+    prices.usd = Decimal(3)
+    records = book.reprice(3600.0)
+    assert [(r.node_id, r.usd_per_hour) for r in records if isinstance(r, NodeUp)] == [
+        ("a", Decimal(3)),
+        ("b", Decimal(3)),
+    ]
+    assert (book.usd(7200.0), book.usd_per_hour) == (Decimal(2 + 6), Decimal(6))
+    assert book.reprice(7200.0) == []
+    book.see([], nodes("a", "b"), set(), 7200.0)
+    prices.usd = Decimal(4)
+    assert (book.usd(9000.0), book.market_usd) == (Decimal(8), Decimal(8))
+    assert not book.usd_per_hour
+    assert book.reprice(9000.0) == []
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(1, 5000).map(lambda ms: ms / 1000),  # since the change before
+        st.sets(st.sampled_from("abc")),  # nodes held
+        st.sampled_from(("0.5", "1.25", "7")),  # dollars an hour
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(CHANGES)
+def test_the_books_that_budgets_are_judged_by_are_the_ledger_s(
+    changes: list[tuple[float, set[str], str]],
+) -> None:
+    prices, now_s = Moving(), 1_700_000_000.0
+    book = Bookkeeping(CostConfig(), prices, now_s, 0)
+    records: list[Record] = []
+    for after_s, held, usd in changes:
+        now_s += after_s
+        prices.usd = Decimal(usd)
+        records += book.see(held, nodes("a", "b", "c"), set(), now_s)[0]
+        records += book.reprice(now_s)
+    now_s += 1.0
+    records.append(Finished(time_s=now_s, status="finished"))
+    spent = account(records, now_s).total.spent.usd
+    assert spent is not None
+    assert abs(book.usd(now_s) - spent) < Decimal("1e-6")
 
 
 def test_a_market_that_is_not_one_falls_back_to_the_jobs() -> None:

@@ -65,6 +65,20 @@ def test_too_few_workers_are_told_and_waited_for(desk: Desk) -> None:
     assert scaling.to_start([offer("a"), offer("b"), offer("c")]) == 3
 
 
+def test_a_run_that_is_held_gives_its_nodes_back_and_asks_for_them_again(desk: Desk) -> None:
+    scaling = Scaling("run", Limits(1, 4))
+    assert scaling.to_request([offer("a")]) == 4
+    desk.wait_until(float("inf"))
+    assert scaling.to_start([offer("a")]) is None
+    assert scaling.to_request([offer("a")]) == 0
+    assert scaling.to_start([]) is None
+    assert desk.take()[1] == ()
+    desk.wait_until(0.0)
+    assert scaling.to_start([]) is None
+    assert scaling.to_request([]) == 4
+    assert scaling.to_start([offer("a")]) == 1
+
+
 def test_a_running_generation_is_never_resized_before_it_has_left(desk: Desk) -> None:
     scaling = Scaling("run", Limits(1, 4))
     attempt = desk.begin(["a", "b"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 import ray
 
 from ebbtide.platform.clock import FakeClock
-from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.errors import BudgetError, ClusterError
 from ebbtide.platform.ledger import LedgerWriter, read_ledger
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET
+from ebbtide.platform.price_feed import Prices
 from ebbtide.platform.prices import load_catalogue
-from ebbtide.platform.records import Attempt, NodeUp
+from ebbtide.platform.records import Attempt, NodeDown, NodeUp
 from ebbtide.platform.storage import LocalStorage
 from ebbtide.train import driver as module
 from ebbtide.train.bookkeeping import Bookkeeping
@@ -22,7 +25,9 @@ from ebbtide.train.desk import Desk
 from ebbtide.train.driver import Driver, Progress
 from ebbtide.train.events import EventLog, read_events
 from ebbtide.train.history import History
+from ebbtide.train.spending import Before, Guard
 from tests.train.conftest import MakeConfig
+from tests.train.test_bookkeeping import Moving
 from tests.train.test_controller import Remote
 from tests.train.test_events import step
 
@@ -56,14 +61,25 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def run_driver(
-    tmp_path: Path, make_config: MakeConfig, clock: FakeClock, act: Callable[[Driver, Desk], None]
+    tmp_path: Path,
+    make_config: MakeConfig,
+    clock: FakeClock,
+    act: Callable[[Driver, Desk], None],
+    prices: Prices | None = None,
 ) -> tuple[LocalStorage, list[Progress]]:
     desk, seen = Desk(), list[Progress]()
-    config = make_config(workers={"min": 2, "max": 2, "start_timeout_s": 60})
+    workers = {"min": 2, "max": 2, "start_timeout_s": 60}
+    limits = {"max_dollars_per_run": 0.024, "pause_above_usd_per_hour": 4}
+    config = make_config(workers=workers, budget=limits)
     run = LocalStorage(tmp_path / "run")
-    books = Bookkeeping(config.cost, load_catalogue(), clock.time(), 0)
+    books = Bookkeeping(config.cost, prices or load_catalogue(), clock.time(), 0)
     with EventLog(run, 0) as log, LedgerWriter(run, clock) as ledger:
-        driver = Driver(config, Remote(desk), log, ledger, books, History(), clock, seen.append)
+        guard = Guard(
+            config.budget, config.steps, clock.time(), Before(clock.time()), 0, Fraction(9)
+        )
+        driver = Driver(
+            config, Remote(desk), log, ledger, books, guard, History(), clock, seen.append
+        )
         act(driver, desk)
     return run, seen
 
@@ -141,3 +157,56 @@ def test_a_run_that_has_started_waits_for_nodes_as_long_as_it_takes(
         driver.tick()
 
     run_driver(tmp_path, make_config, clock, act)
+
+
+def test_a_run_at_its_limit_leaves_and_ends_and_nothing_follows(
+    tmp_path: Path, make_config: MakeConfig, world: World
+) -> None:
+    """Two nodes at $0.012 an hour."""
+    clock = FakeClock(1000.0)
+
+    def act(driver: Driver, desk: Desk) -> None:
+        desk.hold(["a", "b"])
+        attempt = desk.begin(["a", "b"], "{}")
+        driver.tick()
+        clock.sleep(3500.0)
+        desk.post(step(1))
+        driver.tick()
+        assert desk.reason_to_leave(attempt) is None
+        clock.sleep(97.0)
+        driver.tick()
+        reason = desk.reason_to_leave(attempt)
+        assert reason == "budget: $0.023980 of budget.max_dollars_per_run $0.024000 are spent"
+        assert desk.not_before() == float("inf")
+        driver.tick()
+        desk.left(attempt, 2)
+        with pytest.raises(BudgetError, match="are spent. The run is saved at step 2 of 12"):
+            driver.tick()
+
+    run, seen = run_driver(tmp_path, make_config, clock, act)
+    assert seen[-1].budget == "$0.023333 of $0.024000"
+    assert [event.kind for event in read_events(run)].count("leave_asked") == 1
+
+
+def test_a_run_waits_for_lower_prices_however_long(
+    tmp_path: Path, make_config: MakeConfig, world: World
+) -> None:
+    clock, prices = FakeClock(1000.0), Moving()
+
+    def act(driver: Driver, desk: Desk) -> None:
+        prices.usd = Decimal(3)
+        desk.hold(["a", "b"])
+        driver.tick()
+        assert desk.not_before() == float("inf")
+        desk.hold([])
+        clock.sleep(1.0)
+        driver.tick()
+        clock.sleep(86_400.0)  # longer than the job waits for nodes
+        driver.tick()
+        prices.usd = Decimal(2)
+        driver.tick()
+        assert desk.not_before() == 0.0
+
+    run, _ = run_driver(tmp_path, make_config, clock, act, prices)
+    downs = [r.time_s for r in read_ledger(run).records if isinstance(r, NodeDown)]
+    assert downs == [1001.0] * 2
