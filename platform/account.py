@@ -17,7 +17,14 @@ from typing import Literal, TypeVar
 
 from ebbtide.platform import timeline
 from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import Finished, NodeUp, Record, SaveMissed, Started
+from ebbtide.platform.records import (
+    Finished,
+    NodeUp,
+    Record,
+    SaveMissed,
+    Started,
+    Transfer,
+)
 
 _US_PER_HOUR = 3_600_000_000
 K = TypeVar("K", bound=Hashable)
@@ -110,17 +117,30 @@ class Account:
     """A run's account at one moment.
 
     ``status`` is what the driver wrote when it finished, ``running``, or ``lost`` where a run has
-    not finished and given no sign of life for a minute (up to which it is accounted).
+    not finished and given no sign of life for a minute (up to which it is accounted). ``transfers``
+    cost beside the node time: bytes / 10^9 x dollars per GB.
     ``saves_missed`` counts checkpoints that came to nothing, by why: left out, failed.
     """
 
     rows: tuple[Row, ...]
     status: str | Literal["running", "lost"]
     saves_missed: Mapping[str, int] = field(default_factory=dict)
+    transfers: frozenset[Transfer] = frozenset()
 
     @property
     def total(self) -> Total:
         return sum((row.total for row in self.rows), Total())
+
+    @property
+    def egress_bytes(self) -> int:
+        """Bytes that left the nodes' network and were paid for."""
+        return sum(each.size_bytes for each in self.transfers)
+
+    @property
+    def egress_usd(self) -> Decimal:
+        """What they cost; exact."""
+        parts = (each.size_bytes * each.usd_per_gb for each in self.transfers)
+        return sum(parts, Decimal(0)) / 10**9
 
     def by(self, key: Callable[[Row], K]) -> dict[K, Total]:
         """Totals by any key of the rows, such as ``lambda row: row.node.market``."""
@@ -185,7 +205,8 @@ def account(records: Sequence[Record], now_s: float) -> Account:
         )
     )
     missed = Counter(record.why for record in records if isinstance(record, SaveMissed))
-    return Account(tuple(rows), _status(records, now_s), dict(missed))
+    transfers = frozenset(record for record in records if isinstance(record, Transfer))
+    return Account(tuple(rows), _status(records, now_s), dict(missed), transfers)
 
 
 def _status(records: Sequence[Record], now_s: float) -> str:

@@ -34,6 +34,7 @@ from ebbtide.platform.records import (
     SaveMissed,
     Span,
     Started,
+    Transfer,
     encode,
     parse_segment,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Span",
     "SpanRecorder",
     "Started",
+    "Transfer",
     "read_ledger",
 ]
 

@@ -107,6 +107,16 @@ class Span(_Record):
         return self
 
 
+class Transfer(_Record):
+    """Bytes that left the nodes' network, at a price for each GB (10^9 bytes), as a save's do."""
+
+    kind: Literal["transfer"] = "transfer"
+    time_s: Seconds
+    attempt: Annotated[int, Field(ge=0)]
+    size_bytes: Annotated[int, Field(ge=0)]
+    usd_per_gb: Price
+
+
 class Alive(_Record):
     """The writer of the segment lived at ``time_s``; replaced at each flush."""
 
@@ -132,7 +142,9 @@ class Finished(_Record):
     status: str
 
 
-Record = Started | NodeUp | NodeDown | Attempt | Epoch | Span | Alive | SaveMissed | Finished
+Record = (
+    Started | NodeUp | NodeDown | Attempt | Epoch | Span | Transfer | Alive | SaveMissed | Finished
+)
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

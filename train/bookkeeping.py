@@ -15,7 +15,15 @@ from decimal import Decimal
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.price_feed import Prices
 from ebbtide.platform.prices import Market
-from ebbtide.platform.records import Attempt, Epoch, NodeDown, NodeUp, Record, SaveMissed
+from ebbtide.platform.records import (
+    Attempt,
+    Epoch,
+    NodeDown,
+    NodeUp,
+    Record,
+    SaveMissed,
+    Transfer,
+)
 from ebbtide.train.config import CostConfig
 from ebbtide.train.events import (
     Checkpoint,
@@ -97,6 +105,7 @@ class Bookkeeping:
                 return [*self._attempt(event.step - 1), *self._epoch_of(event, since_s)]
             case Checkpoint():
                 self._saved_step = event.step
+                return self._egress(event)
             case CheckpointMissed():
                 return [
                     SaveMissed(
@@ -118,6 +127,20 @@ class Bookkeeping:
             return []
         self._epoch = step.epoch
         return [Epoch(index=step.epoch, start_s=since_s)]
+
+    def _egress(self, save: Checkpoint) -> list[Record]:
+        usd_per_gb = self._cost.egress_usd_per_gb
+        if not usd_per_gb or not save.size_bytes:
+            return []
+        self._spent += save.size_bytes * usd_per_gb / 10**9
+        return [
+            Transfer(
+                time_s=save.time_s,
+                attempt=save.attempt,
+                size_bytes=save.size_bytes,
+                usd_per_gb=usd_per_gb,
+            )
+        ]
 
     def _attempt(self, first_step: int) -> list[Record]:
         if self._opened is None:
@@ -179,7 +202,7 @@ class Bookkeeping:
         ]
 
     def usd(self, now_s: float) -> Decimal:
-        """Dollars so far of this driver, for the nodes with a known price."""
+        """Dollars so far of this driver, for the nodes with a known price, and egress."""
         return self._spent + sum((_usd(node, now_s) for node in self._up.values()), Decimal(0))
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ebbtide.platform.budget import BudgetConfig
+from ebbtide.platform.budget import BudgetConfig, Usd
 from ebbtide.platform.config import Config
 
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -171,12 +171,15 @@ class CostConfig(Config):
     Nodes that carry the Ray labels ``ebbtide.dev/instance-type`` and ``ebbtide.dev/market`` are
     priced by those; this is for nodes without. ``catalogue`` is looked at again when it changes.
     ``live: aws`` takes AWS's own prices before the catalogue's, where there are credentials.
+    ``egress_usd_per_gb`` is what a GB costs on its way from the nodes to the run's storage, where
+    that lies in another network.
     """
 
     instance_type: str | None = None
     market: Literal["spot", "on_demand", "on_prem"] = "on_demand"
     catalogue: str | None = None
     live: Literal["aws"] | None = None
+    egress_usd_per_gb: Usd | None = None
 
 
 class TrainConfig(Config):

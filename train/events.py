@@ -83,13 +83,14 @@ class Validation(_Event):
 
 
 class Checkpoint(_Event):
-    """A checkpoint was committed; ``took_s`` after it was begun."""
+    """A checkpoint of ``size_bytes`` was committed, ``took_s`` after it was begun."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     attempt: int
     step: int
     uri: str
     took_s: float | None = None
+    size_bytes: int | None = None
 
 
 class CheckpointMissed(_Event):

@@ -48,7 +48,7 @@ def before(account: Account, started_s: float) -> Before:
     rate = sum((node.usd_per_hour or Decimal(0) for node in nodes.values()), Decimal(0))
     return Before(
         started_s,
-        account.total.spent.usd or Decimal(0),
+        (account.total.spent.usd or Decimal(0)) + account.egress_usd,
         rate,
         {epoch: total.spent.usd or Decimal(0) for epoch, total in account.by_epoch.items()},
         account.total.spent.partial,

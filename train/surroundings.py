@@ -146,6 +146,7 @@ class RaySurroundings:
                 step=info.step,
                 uri=info.uri,
                 took_s=took_s,
+                size_bytes=info.size_bytes,
             )
         )
 

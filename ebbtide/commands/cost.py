@@ -131,6 +131,8 @@ def document(
         "goodput": result.goodput,
         "tokens": tokens or None,
         "usd_per_million_tokens": None if per_token is None else float(round(per_token, 9)),
+        "egress_gb": result.egress_bytes / 1e9,
+        "egress_usd": float(round(result.egress_usd, 9)),
         "cost_without_stalls_usd": _usd(result.without_stalls.spent),
         **_plain(total, total),
         "owners": {owner.value: _plain(part, total) for owner, part in result.by_owner.items()},

@@ -55,6 +55,8 @@ def facts(result: Account, history: History) -> Iterator[tuple[str, str]]:
     total = result.total
     found = figures(result, tokens_of(history))
     yield "cost", total.spent.text()
+    if result.transfers:
+        yield "egress", usd_text(result.egress_usd)
     yield "on demand", total.on_demand.text()
     if result.goodput is not None:
         yield "goodput", f"{100 * result.goodput:.1f}%"

@@ -60,6 +60,9 @@ def lines(result: Account, tokens: int) -> Iterator[str]:
             f"{usd_text(found.usd_per_million_tokens)} per 1M tokens{part}, over the {tokens:,} of "
             "kept steps"
         )
+    if result.transfers:
+        size, usd = result.egress_bytes / 1e9, usd_text(result.egress_usd)
+        yield f"{usd} beside that for {size:,.3f} GB of egress"
     if result.goodput is not None and not total.partial:
         yield (
             f"without any stall it would have been {result.without_stalls.spent.text(total)}: "

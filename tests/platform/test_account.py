@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ebbtide.platform.account import Dollars, account, usd_text
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Catalogue, Market, load_catalogue
-from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, Record, Span
+from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, Record, Span, Transfer
 
 T = 1_700_000_000.0
 CATALOGUE = """\
@@ -161,6 +161,18 @@ def test_goodput_is_the_compute_of_kept_steps(tmp_path: Path) -> None:
     assert result.goodput == 0.8
     assert result.by_owner[Owner.LOST_WORK].seconds == 10
     assert result.by_owner[Owner.RESTART].seconds == 10
+
+
+def test_egress_costs_beside_the_node_time_at_the_price_of_its_time() -> None:
+    def transfer(at_s: float, size_bytes: int, usd_per_gb: str) -> Transfer:
+        price = Decimal(usd_per_gb)
+        return Transfer(time_s=T + at_s, attempt=0, size_bytes=size_bytes, usd_per_gb=price)
+
+    cheap, dear = transfer(1, 1_500_000_000, "0.09"), transfer(2, 1, "0.12")
+    result = account([cheap, dear, cheap, finished(3)], T + 3)
+    assert result.egress_usd == Decimal("0.135") + Decimal("0.12") / 10**9
+    assert result.egress_bytes == 1_500_000_001
+    assert result.total.spent.usd == 0
 
 
 def test_a_living_run_a_lost_one_and_one_taken_up_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ebbtide.platform.records import (
     NodeUp,
     Record,
     SaveMissed,
+    Transfer,
 )
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
 from ebbtide.train.config import CostConfig
@@ -168,6 +169,17 @@ def test_a_node_without_a_known_price_makes_the_sum_partial() -> None:
     assert records[0].usd_per_hour is None
     assert book.partial
     assert book.usd(3600.0) == Decimal(0)
+
+
+def test_a_save_s_egress_is_paid_for_where_it_has_a_price() -> None:
+    save = Checkpoint(time_s=5.0, attempt=0, step=1, uri="x", size_bytes=2_000_000_000)
+    assert books().follow([save]) == []
+    usd = Decimal("0.09")
+    book = Bookkeeping(CostConfig(egress_usd_per_gb=usd), load_catalogue(), 0.0, 0)
+    assert book.follow([save]) == [
+        Transfer(time_s=5.0, attempt=0, size_bytes=2_000_000_000, usd_per_gb=usd)
+    ]
+    assert book.usd(9.0) == Decimal("0.18")
 
 
 class Moving:
