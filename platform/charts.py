@@ -62,7 +62,8 @@ def line_chart(
 ) -> str:
     """A line (and dots of a second series) with events marked."""
     ys = [y for _, y in [*points, *dots]]
-    frame = _Frame(_span([x for x, _ in [*points, *dots]]), _padded(ys))
+    xs = [*(x for x, _ in [*points, *dots]), *(event.x for event in events)]
+    frame = _Frame(_span(xs), _padded(ys))
     path = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in points)
     drawn = f'<polyline fill="none" stroke="#0072b2" stroke-width="1.5" points="{path}"/>'
     drawn += "".join(

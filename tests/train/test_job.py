@@ -10,21 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from ebbtide.platform import config as job_file
-from ebbtide.platform.account import account
 from ebbtide.platform.errors import AccessError, BudgetError, ClusterError, NotFound, TrainingError
-from ebbtide.platform.ledger import read_ledger
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.checkpoint import read_model_state
 from ebbtide.train.config import TrainConfig
-from ebbtide.train.driver import Progress
 from ebbtide.train.events import Failed, Finished, Waiting, read_events
 from ebbtide.train.history import History
 from ebbtide.train.job import train
@@ -163,56 +159,6 @@ def test_a_run_whose_driver_was_killed_goes_on_when_submitted_again(
     again = train(config, address="127.0.0.1:1")
     assert again.was_finished
     assert (again.step, again.attempts) == (40, 2)
-
-
-def test_a_run_at_its_limit_is_saved_and_goes_on_with_more(
-    cluster: LocalCluster, make_config: MakeConfig
-) -> None:
-    """The price of its node rises while it runs."""
-    prices = Path(make_config().storage).parent / "prices.yaml"
-
-    def cost(usd_per_hour: str) -> None:
-        entry = "provider: us, vcpus: 1, memory_gb: 4, source: us, date: 2025-07-01"
-        entry = f"{entry}, usd_per_hour: {{spot: {usd_per_hour}}}"
-        prices.write_text(f"instance_types: {{local-cpu: {{{entry}}}}}")
-
-    def config(usd: float | Decimal, steps: int = 10_000) -> TrainConfig:
-        return make_config(
-            steps=steps,
-            model={"loss": "tests.train.user_code:slow_loss"},
-            workers={"min": 1, "max": 1},
-            cost={"catalogue": str(prices)},
-            budget={"max_dollars_per_run": usd},
-        )
-
-    def rise(progress: Progress) -> None:
-        if progress.step >= 3 and not dear:
-            dear.append(progress.step)
-            cost("36000")
-
-    cost("0.001")
-    dear: list[int] = []
-    with pytest.raises(BudgetError, match="are spent. The run is saved at step") as raised:
-        train(config(60), address=cluster.address, on_progress=rise)
-    assert raised.value.exit_code == 11
-
-    events, records = read_events(config(60).run_uri), read_ledger(config(60).run_uri).records
-    history = History(events)
-    assert (len(history.attempts), history.attempts[0].ended) == (1, "budget")
-    (saved, *_) = list_checkpoints(open_storage(config(60).run_uri))
-    assert saved.step == max(history.kept)
-    assert isinstance(events[-1], Finished)
-    assert events[-1].status == "stopped"
-    spent = account(records, time.time())
-    assert spent.status == "stopped"
-    assert spent.total.spent.usd is not None
-    await_condition(lambda: not ranks_left(cluster))
-
-    cost("0.001")
-    with pytest.raises(BudgetError, match="not started: .* are spent"):
-        train(config(spent.total.spent.usd), address="127.0.0.1:1")
-    result = train(config(10**9, steps=saved.step + 5), address=cluster.address)
-    assert (result.step, result.attempts, result.steps_lost) == (saved.step + 5, 2, 0)
 
 
 def test_a_budget_needs_prices(cluster: LocalCluster, make_config: MakeConfig) -> None:
