@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform import export_manifest
-from ebbtide.platform.errors import CheckpointError, ConfigError
+from ebbtide.platform.errors import CheckpointError, ConfigError, TuneError
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.config import ModelConfig, TrainConfig
 from ebbtide.tune.config import PoolConfig, TuneConfig
@@ -54,7 +54,10 @@ def evaluate(
             metric=METRIC,
             pool=pool or PoolConfig(),
         )
-        return run_sweep(Sweep(config), address=address)
+        try:
+            return run_sweep(Sweep(config), address=address)
+        except TuneError as error:  # its details go with the folder
+            raise TuneError(str(error).partition("; details:")[0]) from error
 
 
 def score(config: dict[str, Any], context: Context) -> Metrics:

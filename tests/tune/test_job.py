@@ -19,7 +19,7 @@ import yaml
 from pyarrow import parquet
 
 from ebbtide.platform.config import load
-from ebbtide.platform.errors import AlreadyExists, ClusterError, CostError, TuneError
+from ebbtide.platform.errors import AlreadyExists, ClusterError, TuneError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.train import preflight
 from ebbtide.train.config import TrainConfig
@@ -395,29 +395,25 @@ def test_a_budget_ends_the_sweep_with_the_best_so_far_and_more_of_it_continues(
     tmp_path: Path,
 ) -> None:
     text = """\
-num_samples: 30
+num_samples: 60
 space: {width: {uniform: [0, 1]}}
 overrides: {rounds: 3, pause_s: 0.1}
 cost: {instance_type: local-cpu}
 """
-    short = run_function(tmp_path, "user", text + "max_dollars: 0.00005\n")
-    assert short.status == "budget" and short.limit == "max_dollars ($0.00005) is spent"
-    assert short.usd is not None and short.usd >= Decimal("0.00005") and not short.partial
+    short = run_function(tmp_path, "user", text + "max_dollars: 0.000035\n")
+    assert short.status == "budget" and short.limit == "max_dollars ($0.000035) is spent"
+    assert short.usd is not None and short.usd >= Decimal("0.000035") and not short.partial
     costs = [trial.usd for trial in short.trials if trial.status == "finished"]
     assert all(usd is not None and 0 < usd < short.usd for usd in costs)
-    again = run_function(tmp_path, "user", text + "max_dollars: 0.00005\n")
+    again = run_function(tmp_path, "user", text + "max_dollars: 0.000035\n")
     assert again == short
     whole = run_function(tmp_path, "user", text + "max_seconds: 600\n")
     assert whole.status == "finished" and whole.limit is None
-    assert [trial.status for trial in whole.trials] == ["finished"] * 30
+    assert [trial.status for trial in whole.trials] == ["finished"] * 60
     kept = {trial.number: replace(trial, trial_id="") for trial in whole.trials}
     ended = [trial for trial in short.trials if trial.status == "finished"]
     assert [replace(trial, trial_id="") for trial in ended] == [kept[t.number] for t in ended]
     assert whole.usd is not None and whole.usd > short.usd
-
-    with pytest.raises(CostError, match="max_dollars: the price of node .* is unknown"):
-        text = text.replace("local-cpu", "none-such")
-        run_function(tmp_path, "user", text + "max_dollars: 1\nname: unpriced\n")
 
 
 RESTORED = """\
