@@ -138,7 +138,8 @@ class Scaling:
         ready = elastic.ready_offers(offers, running.nodes)
         if elastic.possible_workers(ready, self._limits) < possible:
             return None  # one restart for all that come
-        if not elastic.growth_is_due(running, now_s, self._more_since_s):
+        is_most = possible == self._limits.most
+        if not elastic.growth_is_due(running, now_s, self._more_since_s, is_most=is_most):
             return None
         gain = elastic.growth_gain(running, possible, self._limits)
         what = f"{possible} workers are possible, {running.world_size} run"

@@ -3,8 +3,8 @@
 Promises: workers are never placed on a node whose end is announced or that does not answer; a
 restart stays on the nodes that have the run's copies in memory, and a new node is taken only when
 its processes are warm; a generation is left only for a reason that is named, and only if there is
-time to save; notices that come within a few seconds make one restart; growth is taken only when it
-has been possible for a while, the generation is not young, and the steps gained outweigh the pause.
+time to save; notices that come within a few seconds make one restart; growth is taken only when no
+more is to be waited for, the generation is not young, and the steps gained outweigh the pause.
 Acting on it is :mod:`ebbtide.train.controller`'s.
 """
 
@@ -21,7 +21,7 @@ SAVE_UNKNOWN_S = 2.0
 """What a save is taken to last before the run has made one."""
 
 GROWTH_STABLE_S = 6.0
-"""More workers must have been possible for so long: nodes seldom come alone."""
+"""More workers, but not yet all, must have been possible for so long: nodes seldom come alone."""
 
 GROWTH_INTERVAL_S = 15.0
 """A generation runs at least this long before it is left for growth."""
@@ -187,10 +187,13 @@ def growth_gain(running: Running, possible: int, limits: Limits) -> float:
     return max(0.0, 1 - pause_s / max(stay_s, 1e-9)) * rounds[0] / rounds[1]
 
 
-def growth_is_due(running: Running, now_s: float, more_since_s: float | None) -> bool:
-    """Whether more workers have been possible for long enough, and the generation is not young.
+def growth_is_due(
+    running: Running, now_s: float, more_since_s: float | None, *, is_most: bool
+) -> bool:
+    """Whether to wait no longer for further workers, and the generation is not young.
 
-    ``more_since_s`` is since when more workers have been possible than are running.
+    ``more_since_s`` is since when more workers have been possible than are running; ``is_most``:
+    they are all that the job wants.
     """
-    stable = more_since_s is not None and now_s - more_since_s >= GROWTH_STABLE_S
+    stable = more_since_s is not None and (is_most or now_s - more_since_s >= GROWTH_STABLE_S)
     return stable and now_s - running.began_s >= GROWTH_INTERVAL_S

@@ -180,6 +180,7 @@ class Training:
                 data, order, config.batch.micro_sequences, self.generation, config.steps
             ),
             meter=surroundings.meter,
+            before_end=self._share_copy,
         )
         self.tokens_seen = self.start.tokens_seen if self.start else 0
         self.last_loss = self.start.loss if self.start else None
@@ -235,6 +236,12 @@ class Training:
             with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
                 self.saver.keep(Moment(number, self.tokens_seen, self.last_loss, None))
         return result
+
+    def _share_copy(self) -> None:
+        """See to it that the copy of an earlier step is with the peers."""
+        if self.saver is not None:
+            with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
+                self.saver.share()
 
     def _validation_is_due(self, finished: int) -> bool:
         every = self.config.validation.every_steps

@@ -115,7 +115,8 @@ class Saver:
         """Copy the state of this moment, and store it in the background.
 
         If the save before is still at work, on any rank, and stays so for longer than there is
-        patience, this one waits for a later step, unless it ``must`` be made. Collective.
+        patience, this one waits for a later step, unless it ``must`` be made; the copy in memory is
+        made all the same. Collective.
         """
         start_s = time.monotonic()
         if self._thread is not None:
@@ -123,6 +124,7 @@ class Saver:
             self._patience.spend(time.monotonic() - start_s, time.monotonic())
         device = next(iter(self._state.values())).device
         if int(total(torch.tensor(self._is_storing(), dtype=torch.int32, device=device))):
+            self.keep(moment)
             return
         start_s = time.monotonic()
         parts = self._copy(moment)
@@ -178,8 +180,10 @@ class Saver:
     def wait(self) -> list[Saved]:
         """As :meth:`take`, once the save at work is over; its refusal is raised, too.
 
-        What came before a refusal is left for :meth:`take`.
+        What came before a refusal is left for :meth:`take`. The last copy is with the peers then.
         """
+        if self._keeper is not None:
+            self._keeper.rest()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -191,7 +195,12 @@ class Saver:
 
     def wants_copy(self) -> bool:
         """Whether this rank would make a copy in memory after the step at work."""
-        return self._keeper is not None and self._keeper.is_ready()
+        return self._keeper is not None and self._keeper.wants_copy()
+
+    def share(self) -> None:
+        """Wait until the last copy in memory is with the peers. Raises what went wrong."""
+        if self._keeper is not None:
+            self._keeper.join()
 
     def keep(self, moment: Moment) -> None:
         """Copy the state into the nodes' memory. By all ranks, if rank 0 wants to."""

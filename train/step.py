@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +86,8 @@ class TrainStep:
     loader: StepLoader
     meter: Meter
     wishes: Wishes = NO_WISHES
+    before_end: Callable[[], None] = lambda: None
+    """Called by every rank before any of them can finish the step."""
     _busy_s: float = 0.0
 
     def run(self, step: int) -> StepResult:
@@ -148,6 +150,7 @@ class TrainStep:
             torch.autograd.backward(value * weight)
             if one.number is not None:
                 shared[one.number] = value.detach()
+        self.before_end()
         with self.meter.measure(Owner.NETWORK_STALL):
             known = total(shared).tolist()
         loss = float(sum(known[:micro_batches])) / max(tokens, 1)

@@ -154,14 +154,14 @@ def test_a_deadline_that_leaves_no_time_for_a_save_is_too_late() -> None:
     assert elastic.too_late(going, running("a"), 100.0) == ["a", "b"]  # a save takes 2 s, who knows
 
 
-@given(st.floats(0, 60), st.floats(0, 60))
-def test_growth_waits_until_it_is_stable_and_the_generation_not_young(
-    age_s: float, since_s: float
+@given(st.floats(0, 60), st.floats(0, 60), st.booleans())
+def test_growth_waits_until_no_more_is_to_come_and_the_generation_not_young(
+    age_s: float, since_s: float, is_most: bool
 ) -> None:
-    due = elastic.growth_is_due(running("a"), age_s, age_s - since_s)
-    ready = age_s >= GROWTH_INTERVAL_S and age_s - (age_s - since_s) >= GROWTH_STABLE_S
-    assert due == ready
-    assert not elastic.growth_is_due(running("a"), age_s, None)
+    due = elastic.growth_is_due(running("a"), age_s, age_s - since_s, is_most=is_most)
+    has_waited = is_most or age_s - (age_s - since_s) >= GROWTH_STABLE_S
+    assert due == (age_s >= GROWTH_INTERVAL_S and has_waited)
+    assert not elastic.growth_is_due(running("a"), age_s, None, is_most=is_most)
 
 
 def test_growth_is_worth_its_pause_or_not() -> None:
