@@ -33,8 +33,10 @@ from ebbtide.platform.export_manifest import (
 from ebbtide.platform.scratch import scratch_folder
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train import checkpoint
+from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import index_digest, read_tokenizer_files
 from ebbtide.train.manifest import CheckpointManifest
+from ebbtide.train.stored import from_newest
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +48,10 @@ def export(checkpoint_uri: str, out_uri: str, dtype: Dtype = "fp32") -> ExportMa
     DataError if the run's dataset is not the one it was trained on, AlreadyExists if ``out_uri``
     holds anything but this export.
     """
-    found = checkpoint.newest(open_storage(checkpoint_uri))
-    source = checkpoint_uri if found is None else found.uri
     out = open_storage(out_uri)
     with scratch_folder("export") as folder:
-        described, model = _read_model(source)
-        _write_tokenizer(source, described, folder)
+        described, job, model = from_newest(checkpoint_uri, _read)
+        _write_tokenizer(job, described, folder)
         _set_special_tokens(model, folder)
         _save(model, folder, dtype)
         whole = ExportManifest(
@@ -67,19 +67,21 @@ def export(checkpoint_uri: str, out_uri: str, dtype: Dtype = "fp32") -> ExportMa
     return whole
 
 
-def _read_model(source: str) -> tuple[CheckpointManifest, Any]:
+def _read(source: str) -> tuple[CheckpointManifest, TrainConfig, Any]:
+    """What a checkpoint says of itself, its job, and its model."""
     config_json = checkpoint.read_model_config(source)
+    job = checkpoint.read_train_config(source)
     described, state = checkpoint.read_model_state(source)
     if config_json is None:
         raise ConfigError(
             f"{source}: its model comes from model.factory and has no config.json; "
             "only models of transformers can be exported"
         )
-    return described, _assemble(json.loads(config_json), state, source)
+    return described, job, _assemble(json.loads(config_json), state, source)
 
 
-def _write_tokenizer(source: str, described: CheckpointManifest, folder: Path) -> None:
-    uri = checkpoint.read_train_config(source).data.uri
+def _write_tokenizer(job: TrainConfig, described: CheckpointManifest, folder: Path) -> None:
+    uri = job.data.uri
     if index_digest(uri) != described.dataset_sha256:
         raise DataError(
             f"{uri}: is not the dataset that {described.run} was trained on (the index has another "

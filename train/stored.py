@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from torch import Tensor
 
 from ebbtide.platform.checksums import sha256
@@ -11,8 +14,29 @@ from ebbtide.train import dcp, manifest
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import CheckpointManifest, newest
 
+T = TypeVar("T")
+
 MODEL = "model."
 """What the names of the model's tensors begin with in a checkpoint."""
+
+
+def from_newest(uri: str, read: Callable[[str], T]) -> T:
+    """``read`` the checkpoint of that URI or, if it is a run's, its newest one.
+
+    A run at work removes old checkpoints: where a newer one was committed while one was read in
+    vain, that is read.
+    """
+    run = open_storage(uri)
+    found = newest(run)
+    source = uri if found is None else found.uri
+    while True:
+        try:
+            return read(source)
+        except (CheckpointError, NotFound):
+            found = newest(run)
+            if found is None or found.uri == source:
+                raise
+            source = found.uri
 
 
 def read_train_config(checkpoint_uri: str) -> TrainConfig:

@@ -19,12 +19,14 @@ from ebbtide.platform.config import parse
 from ebbtide.platform.errors import AlreadyExists, CheckpointError, ConfigError, DataError
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.storage import open_storage
-from ebbtide.train.checkpoint import Checkpoints, training_state
-from ebbtide.train.config import TrainConfig
+from ebbtide.train import checkpoint
+from ebbtide.train.checkpoint import Checkpoints, list_checkpoints, training_state
+from ebbtide.train.config import CheckpointConfig, TrainConfig
 from ebbtide.train.dataset import index_digest, read_index
 from ebbtide.train.export import export
 from ebbtide.train.model import build_model, config_json
 from ebbtide.train.prepare import PrepareConfig, prepare
+from ebbtide.train.retention import collect
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -77,7 +79,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def make_run(folder: Path, data: Path, model_config: dict[str, Any]) -> Run:
+def make_run(folder: Path, data: Path, model_config: dict[str, Any], step: int = 7) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model_config))
     text = f"""
@@ -95,7 +97,7 @@ def make_run(folder: Path, data: Path, model_config: dict[str, Any]) -> Run:
         model_config=config_json(model),
     )
     state = training_state(model, torch.optim.AdamW(model.parameters()))
-    saved = checkpoints.save(state, step=7, tokens_seen=1, loss=1.0, validation_loss=None)
+    saved = checkpoints.save(state, step=step, tokens_seen=1, loss=1.0, validation_loss=None)
     return Run(config.run_uri, saved.uri, data, model)
 
 
@@ -204,6 +206,27 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         export(str(tmp_path / "nowhere"), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_at_work_may_remove_what_is_being_read(
+    tmp_path: Path, data: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", data, _LLAMA)
+    read, sources = checkpoint.read_model_state, []
+
+    def replaced(source: str) -> Any:
+        sources.append(source)
+        if len(sources) == 1:
+            make_run(tmp_path / "run", data, _LLAMA, step=8)
+            newest, old = list_checkpoints(storage := open_storage(run.uri))
+            assert collect(storage, newest, CheckpointConfig(keep_last=1)) == [old]
+        return read(source)
+
+    monkeypatch.setattr(checkpoint, "read_model_state", replaced)
+    assert export(run.uri, str(tmp_path / "out")).step == 8
+    assert len(sources) == 2
+    with pytest.raises(CheckpointError):
+        export(run.checkpoint_uri, str(tmp_path / "old"))
 
 
 def test_another_dataset_in_the_place_of_the_runs(tmp_path: Path, data: Path, alone: None) -> None:
