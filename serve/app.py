@@ -1,8 +1,6 @@
-"""The Ray Serve application: ingress -> decode workers -> prefill workers.
+"""The Ray Serve applications: the workers of each role, which the router finds by what they say.
 
-The graph is that of ``ray.serve.llm.build_pd_openai_app``, put together from the same public parts,
-because that builder takes neither server classes nor an ASGI application of one's own. Imports
-vLLM.
+One application a role, so that each can be started, scaled and ended by itself. Imports vLLM.
 """
 
 from __future__ import annotations
@@ -12,19 +10,14 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from ray import serve
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
-from ebbtide.platform.ray_seam.llm import to_model_metadata
 from ebbtide.serve.config import ServeConfig
-from ebbtide.serve.engine import Site, llm_config
-from ebbtide.serve.ingress import build_ingress
-from ebbtide.serve.replica import DecodeServer, PrefillServer
-
-_MAX_ONGOING_REQUESTS = 10_000
+from ebbtide.serve.engine import Site, application_names, llm_config
+from ebbtide.serve.replica import EngineServer
 
 
 def check_options(options: Iterable[str]) -> None:
@@ -37,32 +30,25 @@ def check_options(options: Iterable[str]) -> None:
             raise ConfigError(f"engine.{name} is not an option of vLLM; {hint}")
 
 
-def build(config: ServeConfig, site: Site) -> Any:
-    """The application, not yet running. Raises ConfigError for what vLLM does not accept."""
+def build(config: ServeConfig, site: Site) -> dict[str, Any]:
+    """The applications by name, not yet running. Raises ConfigError for what vLLM refuses."""
     try:
-        configs = {
-            role: LLMConfig(**llm_config(config, role, site)) for role in site.side_channel_ports
-        }
+        configs = {role: LLMConfig(**llm_config(config, role, site)) for role in config.roles}
     except ValueError as error:
         raise ConfigError(f"{config.name}: Ray Serve LLM refuses the engines: {error}") from error
-    prefill = build_llm_deployment(
-        configs["prefill"], name_prefix="prefill:", deployment_cls=PrefillServer
-    )
-    decode = build_llm_deployment(
-        configs["decode"],
-        name_prefix="decode:",
-        bind_kwargs={"prefill_server": prefill},
-        deployment_cls=DecodeServer,
-    )
-    ingress = serve.deployment(
-        build_ingress(),
-        name="ingress",
-        num_replicas=1,
-        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
-    )
-    name = config.model_name
-    return ingress.bind(
-        llm_deployments={name: decode},
-        model_cards={name: to_model_metadata(name, configs["decode"])},
-    )
+    names = application_names(config)
+    host = "127.0.0.1" if site.is_loopback else None
+    return {
+        names[role]: build_llm_deployment(
+            own,
+            name_prefix=f"{role}:",
+            bind_kwargs={
+                "role": role,
+                "router": site.router,
+                "token": site.token,
+                "host": host,
+            },
+            deployment_cls=EngineServer,
+        )
+        for role, own in configs.items()
+    }

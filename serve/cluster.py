@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION
 from ebbtide.serve import interrupts
@@ -99,6 +99,16 @@ def is_loopback() -> bool:
 def on_head(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a process on the cluster's head node; errors come back as they were."""
     import ray
+
+    task = ray.remote(function).options(num_cpus=0, scheduling_strategy=_head())
+    try:
+        return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+def _head() -> Any:
+    """The strategy that places on the head node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from ebbtide.platform.ray_seam.state import head_node
@@ -106,10 +116,42 @@ def on_head(function: Callable[..., T], *arguments: Any) -> T:
     head = head_node()
     if head is None:
         raise ClusterError("the Ray cluster has no living head node")
-    task = ray.remote(function).options(
-        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
+    return NodeAffinitySchedulingStrategy(head, soft=False)
+
+
+def supervised_on_head(actor: type, name: str, namespace: str, *arguments: Any) -> Any:
+    """An actor on the head node that Ray starts again when it dies, until :func:`end`."""
+    import ray
+
+    return (
+        ray.remote(actor)
+        .options(
+            name=name,
+            namespace=namespace,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=16,
+            scheduling_strategy=_head(),
+        )
+        .remote(*arguments)
     )
+
+
+def end(actor: Any) -> None:
+    """End an actor for good. May be called more than once."""
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(actor, no_restart=True)
+
+
+def answer_of(reference: Any, what: str, timeout_s: float = 60.0) -> Any:
+    """What an actor's call returned. Raises ServeError that begins with ``what``."""
+    import ray
+
     try:
-        return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]
+        return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        raise ServeError(f"{what}: {error.cause}") from error
+    except ray.exceptions.RayError as error:
+        raise ServeError(f"{what}: {str(error).strip().splitlines()[-1]}") from error

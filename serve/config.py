@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ebbtide.platform.config import Config
+from ebbtide.serve.keys import ApiKey, Limits
+from ebbtide.serve.split import Mode
 
+Role = Literal["prefill", "decode"]
 Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
@@ -37,10 +40,28 @@ class ModelConfig(Config):
 
 
 class HttpConfig(Config):
-    """Where the endpoint listens: on loopback, unless told otherwise."""
+    """Where the endpoint listens, on loopback unless told otherwise, and to whom it answers.
+
+    ``limits`` are those of each key that has none of its own, or of all clients together where
+    there are no keys. ``tls_certificate`` and ``tls_key`` are PEM files on the head node.
+    """
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    keys: tuple[ApiKey, ...] = ()
+    limits: Limits = Limits()
+    max_body_bytes: Positive = 4 * 2**20
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HttpConfig:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        for of in ("name", "sha256"):
+            if len({getattr(key, of) for key in self.keys}) < len(self.keys):
+                raise ValueError(f"two keys have the same {of}")
+        return self
 
 
 class RoleConfig(Config):
@@ -60,6 +81,9 @@ class RoleConfig(Config):
 class ServeConfig(Config):
     """One endpoint: a model served by separate prefill and decode workers.
 
+    ``mode``: ``auto`` has prompts with ``split_min_tokens`` new tokens or more computed by prefill
+    workers, ``split`` all, and ``colocated`` has decode workers only. A stream goes on elsewhere
+    when its worker has been silent for ``stall_s``.
     ``dtype`` None serves the weights in the type they were exported in. ``engine`` holds further
     options of vLLM, for both roles alike.
     """
@@ -69,6 +93,9 @@ class ServeConfig(Config):
     http: HttpConfig = HttpConfig()
     accelerator: Literal["cpu", "gpu"] = "cpu"
     dtype: Literal["fp32", "bf16"] | None = None
+    mode: Mode = "auto"
+    split_min_tokens: Positive = 512
+    stall_s: Annotated[float, Field(gt=0)] = 1.5
     prefill: RoleConfig = RoleConfig()
     decode: RoleConfig = RoleConfig()
     engine: dict[str, Any] = {}
@@ -85,7 +112,15 @@ class ServeConfig(Config):
         host = self.http.host
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.http.port}/v1"
+        scheme = "https" if self.http.tls_certificate else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http.port}/v1"
+
+    @property
+    def roles(self) -> dict[Role, RoleConfig]:
+        """The roles that there are workers of."""
+        if self.mode == "colocated":
+            return {"decode": self.decode}
+        return {"prefill": self.prefill, "decode": self.decode}
 
     @field_validator("engine")
     @classmethod

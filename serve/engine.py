@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ebbtide.serve.config import RoleConfig, ServeConfig
-
-Role = Literal["prefill", "decode"]
+from ebbtide.serve.config import Role, ServeConfig
 
 MODEL_CALLBACK = "ebbtide.serve.replica.LocalModel"
 WORKER_EXTENSION = "ebbtide.serve.vllm_worker.WorkerExtension"
 
 _GIB = 2**30
 _CPU_KV_CACHE_GB = 1.0
-_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", None: "auto"}
 _HEALTH_CHECK_S = 2
 _GRACE_S = 20
@@ -26,26 +23,29 @@ _START_ATTEMPTS = 1
 """A model that failed to load fails again; minutes of retries would only hide why."""
 
 
-def role_config(config: ServeConfig, role: Role) -> RoleConfig:
-    """The part of the configuration that is a role's own."""
-    return config.prefill if role == "prefill" else config.decode
-
-
 @dataclass(frozen=True)
 class Site:
     """What the engines of an endpoint share beside their configuration.
 
     Replica k of a role has its NIXL side channel at the role's port + k (times its GPUs).
     ``is_loopback``: every worker is on this machine, so none has to listen to the network.
+    ``router`` is the actor that workers report to, and ``token`` what it shows them.
     """
 
     side_channel_ports: Mapping[Role, int]
     is_loopback: bool
+    router: str
+    token: str
+
+
+def application_names(config: ServeConfig) -> dict[Role, str]:
+    """The names of the Ray Serve applications that hold the workers of each role."""
+    return {role: f"{config.name}.{role}" for role in config.roles}
 
 
 def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
     """The fields of ``ray.serve.llm.LLMConfig`` for the replicas of a role."""
-    own = role_config(config, role)
+    own = config.roles[role]
     fields: dict[str, Any] = {
         "model_loading_config": {"model_id": config.model_name, "model_source": config.model.uri},
         "callback_config": {
@@ -62,7 +62,6 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
             "ray_actor_options": {"num_cpus": own.cpus if config.accelerator == "gpu" else 0},
         },
         "experimental_configs": {
-            "stream_batching_interval_ms": 0,
             "NIXL_SIDE_CHANNEL_PORT_BASE": site.side_channel_ports[role],
         },
         "runtime_env": {"env_vars": environment(config, role, site)},
@@ -75,19 +74,21 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
 
 def engine_options(config: ServeConfig, role: Role) -> dict[str, Any]:
     """vLLM's engine arguments; the user's own come last, and cannot be reserved ones."""
-    own = role_config(config, role)
+    own = config.roles[role]
     on_cpu = config.accelerator == "cpu"
     options: dict[str, Any] = {
         "dtype": _DTYPES[config.dtype],
         "tensor_parallel_size": max(1, own.gpus),
         "enforce_eager": on_cpu,
         "worker_extension_cls": WORKER_EXTENSION,
-        "kv_transfer_config": {
-            "kv_connector": "NixlConnector",
-            "kv_role": _KV_ROLES[role],
-            "kv_buffer_device": "cpu" if on_cpu else "cuda",
-        },
     }
+    if config.mode != "colocated":
+        options["kv_transfer_config"] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",  # any worker can do all of a request when others are lost
+            "kv_buffer_device": "cpu" if on_cpu else "cuda",
+            "kv_load_failure_policy": "recompute",
+        }
     if config.model.max_model_len is not None:
         options["max_model_len"] = config.model.max_model_len
     kv_cache_gb = own.kv_cache_gb or (_CPU_KV_CACHE_GB if on_cpu else None)
@@ -102,7 +103,7 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "UCX_RCACHE_MAX_UNRELEASED": "1024",  # vLLM sets it too late: NIXL is imported before it
-        "OMP_NUM_THREADS": str(role_config(config, role).threads),
+        "OMP_NUM_THREADS": str(config.roles[role].threads),
     }
     if config.accelerator == "cpu":
         # else engines that share a machine bind their threads to the same cores
@@ -114,21 +115,21 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
 
 def num_ports(config: ServeConfig) -> int:
     """How many side channels there are: one for each replica's GPU."""
-    return sum(own.replicas * max(1, own.gpus) for own in (config.prefill, config.decode))
+    return sum(own.replicas * max(1, own.gpus) for own in config.roles.values())
 
 
 def side_channel_ports(config: ServeConfig, first: int) -> dict[Role, int]:
     """Each role's first port, in a run of :func:`num_ports` that begins at ``first``."""
-    return {
-        "prefill": first,
-        "decode": first + config.prefill.replicas * max(1, config.prefill.gpus),
-    }
+    ports: dict[Role, int] = {}
+    for role, own in config.roles.items():
+        ports[role], first = first, first + own.replicas * max(1, own.gpus)
+    return ports
 
 
 def demand(config: ServeConfig) -> list[dict[str, float]]:
     """What the replicas reserve, a bundle per replica and GPU; the rest of Serve takes nothing."""
     bundles: list[dict[str, float]] = []
-    for own in (config.prefill, config.decode):
+    for own in config.roles.values():
         for _ in range(own.replicas):
             if config.accelerator == "cpu":
                 bundles.append({"CPU": own.cpus})

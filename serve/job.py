@@ -10,25 +10,33 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
+import ipaddress
 import logging
 import math
 import os
-import urllib.error
-import urllib.request
+import secrets
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve import capacity, cluster, ports, startup
+from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
-from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
+from ebbtide.serve.engine import (
+    Site,
+    application_names,
+    demand,
+    num_ports,
+    side_channel_ports,
+)
 from ebbtide.serve.interrupts import Interrupts
+from ebbtide.serve.keys import ApiKey
 from ebbtide.serve.model_files import check_servable, fetch
+from ebbtide.serve.router_actor import RouterProcess, router_name
 
 if TYPE_CHECKING:
     from ebbtide.platform.local_cluster import LocalCluster
@@ -54,7 +62,7 @@ class Serving:
         clock: Clock,
     ) -> None:
         self.endpoint, self.model_name = config.endpoint, config.model_name
-        self._name, self._resources = config.name, resources
+        self._config, self._resources = config, resources
         self._interrupts, self._clock = interrupts, clock
 
     def __enter__(self) -> Serving:
@@ -84,14 +92,21 @@ class Serving:
             self._interrupts.check()
             self._clock.sleep(_BEAT_S)
             if self._clock.monotonic() - looked_s >= _WATCH_S:
-                now, looked_s = _progress(self._name), self._clock.monotonic()
+                now, looked_s = _progress(self._config), self._clock.monotonic()
                 if now.state != was:
-                    log.warning("%s: %s: %s", self._name, now.state, now.text)
+                    log.warning("%s: %s: %s", self._config.name, now.state, now.text)
                 was = now.state
 
 
-def start(config: ServeConfig, address: str | None = None, clock: Clock | None = None) -> Serving:
+def start(
+    config: ServeConfig,
+    address: str | None = None,
+    clock: Clock | None = None,
+    more_keys: Sequence[ApiKey] = (),
+) -> Serving:
     """Start an endpoint on the Ray cluster at ``address``, or on one of its own on this machine.
+
+    ``more_keys`` are added to those of the configuration.
 
     Raises ServeError or ClusterError, with nothing left behind; so too KeyboardInterrupt on SIGINT
     and SystemExit on SIGTERM.
@@ -101,6 +116,12 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
     if importlib.util.find_spec("vllm") is None:
         raise ServeError('vLLM is not installed; pip install "ebbtide[cpu]" or "ebbtide[gpu]"')
     config = _absolute(config)
+    keys = [*config.http.keys, *more_keys]
+    if not keys and not is_loopback(config.http.host):
+        log.warning(
+            "http.host %s: everybody who can reach it may ask, as there are no API keys",
+            config.http.host,
+        )
     resources = contextlib.ExitStack()
     interrupts = resources.enter_context(Interrupts())
     try:
@@ -110,16 +131,29 @@ def start(config: ServeConfig, address: str | None = None, clock: Clock | None =
         if own is None:  # one of our own can end with Serve and engines that are half started
             _require_idle_serve()
             resources.callback(_end_serve)
-        _deploy(config)
-        _await_running(config, deadline_s, clock, interrupts)
+        token = secrets.token_hex(16)
+        router = _start_router(config, keys, token, resources)
+        _deploy(config, token)
+        _await_running(config, router, deadline_s, clock, interrupts)
         with interrupts.raising():
-            _warm_up(config) if own else cluster.on_head(_warm_up, config)
+            _warm_up(config, router)
         if own is not None:
             resources.callback(_end_serve)
+            resources.callback(cluster.end, router)
     except BaseException:
         resources.close()
         raise
     return Serving(config, resources, interrupts, clock)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _builder() -> ModuleType:
@@ -191,21 +225,31 @@ def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock:
         clock.sleep(_POLL_S)
 
 
-def _deploy(config: ServeConfig) -> None:
-    """Hand the application to Ray Serve, and start that."""
+def _start_router(
+    config: ServeConfig, keys: Sequence[ApiKey], token: str, resources: contextlib.ExitStack
+) -> Any:
+    """The router's actor, which listens; it ends with ``resources``."""
+    actor = cluster.supervised_on_head(
+        RouterProcess, router_name(config), NAMESPACE, config, list(keys), token
+    )
+    resources.callback(cluster.end, actor)
+    cluster.answer_of(actor.ready.remote(), f"{config.name}: the router did not start")
+    return actor
+
+
+def _deploy(config: ServeConfig, token: str) -> None:
+    """Hand the workers to Ray Serve, and start that."""
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     first_port = free_run(num_ports(config))
-    site = Site(side_channel_ports(config, first_port), cluster.is_loopback())
-    application = _builder().build(config, site)
-    _end_serve()  # one that serves nothing: it would keep its own host and port
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": config.http.host, "port": config.http.port},
-    )
+    ports_of = side_channel_ports(config, first_port)
+    site = Site(ports_of, cluster.is_loopback(), router_name(config), token)
+    applications = _builder().build(config, site)
+    _end_serve()  # one that serves nothing: it would keep its own options
+    serve.start(proxy_location="Disabled")
     serve.run_many(
-        [serve.RunTarget(application, name=config.name, route_prefix="/")],
+        [serve.RunTarget(app, name=name, route_prefix=None) for name, app in applications.items()],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
@@ -228,24 +272,27 @@ def _end_serve() -> None:
     end_serve(_END_TIMEOUT_S)
 
 
-def _progress(name: str) -> startup.Progress:
+def _progress(config: ServeConfig) -> startup.Progress:
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
     try:
-        return startup.progress(serve.status().applications.get(name))
+        found = serve.status().applications
     except (ray.exceptions.RayError, RayServeException) as error:
-        raise ServeError(f"{name}: Ray Serve does not answer any more: {error}") from error
+        raise ServeError(f"{config.name}: Ray Serve does not answer any more: {error}") from error
+    names = application_names(config).values()
+    return startup.together([startup.progress(found.get(name)) for name in names])
 
 
 def _await_running(
-    config: ServeConfig, deadline_s: float, clock: Clock, interrupts: Interrupts
+    config: ServeConfig, router: Any, deadline_s: float, clock: Clock, interrupts: Interrupts
 ) -> None:
+    """Until every replica runs, and the router has heard of all."""
     began_s, said_s = clock.monotonic(), clock.monotonic()
     while True:
-        now = _progress(config.name)
-        if now.state == "running":
+        now = _progress(config)
+        if now.state == "running" and _all_heard(config, router):
             return
         if now.state == "failed":
             raise ServeError(f"{config.name} could not be started: {now.text}")
@@ -258,22 +305,16 @@ def _await_running(
             said_s = clock.monotonic()
             log.info("%s: starting for %.0f s: %s", config.name, said_s - began_s, now.text)
         with interrupts.raising():
-            clock.sleep(_POLL_S)
+            clock.sleep(_BEAT_S if now.state == "running" else _POLL_S)
 
 
-def _warm_up(config: ServeConfig) -> None:
-    """One request through both roles: it makes their connection, and shows that they work."""
-    body = {"model": config.model_name, "prompt": [0], "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{config.endpoint}/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+def _all_heard(config: ServeConfig, router: Any) -> bool:
+    ready = cluster.answer_of(router.ready.remote(), f"{config.name}: the router does not answer")
+    return all(ready[role] >= own.replicas for role, own in config.roles.items())
+
+
+def _warm_up(config: ServeConfig, router: Any) -> None:
+    """Requests through all roles: they make their connections, and show that they work."""
+    cluster.answer_of(
+        router.warm_up.remote(), f"{config.name}: the first request failed", _WARM_UP_TIMEOUT_S
     )
-    try:
-        with urllib.request.urlopen(request, timeout=_WARM_UP_TIMEOUT_S) as answer:
-            answer.read()
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        raise ServeError(f"{config.name}: the first request failed: {error.code} {text}") from error
-    except OSError as error:
-        raise ServeError(f"{config.endpoint}: the first request failed: {error}") from error

@@ -1,26 +1,38 @@
-"""What runs inside the engine replicas: Ray's prefill and decode servers, corrected, and the model.
+"""What runs inside the engine replicas: Ray's LLM server, its model, and vLLM's own API on a port.
 
-Imports vLLM, so only replicas and the builder import this module.
+A request comes from the router straight to vLLM's application in this process, past Ray Serve,
+which starts, watches and ends the replica. Imports vLLM, so only replicas and the builder import
+this module.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from ray.serve.llm.deployment import LLMServer, PDDecodeServer, PDPrefillServer
+import aiohttp
+from ray.serve.llm.deployment import LLMServer
 
 from ebbtide.platform.errors import ServeError
-from ebbtide.platform.ray_seam.llm import CallbackBase, engine_client, first_error
+from ebbtide.platform.ray_seam.llm import CallbackBase, engine_app, engine_client
+from ebbtide.serve.beats import Pulse
+from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
+from ebbtide.serve.engine_door import EngineDoor
+from ebbtide.serve.http_server import HttpServer
 from ebbtide.serve.model_files import fetch
 from ebbtide.serve.shared_memory import detach_tracker
-from ebbtide.serve.split import prefill_where
 from ebbtide.serve.startup import reason
+from ebbtide.serve.stream import PATHS
+from ebbtide.serve.worker_client import TOKEN_HEADER
 
+log = logging.getLogger(__name__)
+
+_DRAIN_S = 15.0
 _MAX_LOG_BYTES = 2**20
 
 
@@ -36,21 +48,71 @@ class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
         self.ctx.run_init_node = False
 
 
-class _Orderly:
-    """Says why the engine did not start, and ends its processes when the replica ends, which Ray
-    leaves to be killed; their shared memory is removed in any case."""
+class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
+    """One engine behind vLLM's application, which only holders of ``token`` may use.
+
+    Says why the engine did not start. When the replica ends, the router is told first, what the
+    engine has begun is ended, and then its processes, which Ray leaves to be killed; their shared
+    memory is removed in any case.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, llm_config: Any, role: Role, router: str, token: str, host: str | None
+    ) -> None:
+        self._role: Role = role
+        self._router, self._token, self._host = router, token, host
+        self._http: HttpServer | None = None
+        self._pulse: Pulse | None = None
+        await super().__init__(llm_config)
 
     async def start(self) -> None:
+        """Start the engine, then its application, then tell the router. Raises ServeError."""
         detach_tracker()
         try:
-            await super().start()  # type: ignore[misc]  # Ray's server comes after this class
+            await super().start()
         except Exception as error:
             raise ServeError(reason(error, _own_log())) from error
+        self._door = EngineDoor(await engine_app(self), self._token)
+        host = self._host or _node_address()
+        self._http = HttpServer(self._door, host)
+        await self._http.start()
+        url = f"http://{host}:{self._http.port}"
+        await warm_up(url, self._llm_config.model_id, self._token)
+        self._pulse = Pulse(engine_client(self), self._router, self._role, url)
+        self._pulse.start()
+
+    async def check_health(self) -> None:
+        """What Ray Serve asks every few seconds; one that fails is replaced. Raises ServeError."""
+        await super().check_health()
+        if self._pulse is not None:
+            self._pulse.check()
 
     async def __del__(self) -> None:
+        if self._pulse is not None:
+            self._pulse.leave()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._door.idle(), _DRAIN_S)
+            await self._pulse.stop()
         client = engine_client(self)
         if client is not None:
             await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
+
+
+async def warm_up(url: str, model: str, token: str) -> None:
+    """An engine's first request, which takes it seconds. Raises ServeError if it fails."""
+    body = {"model": model, "prompt": [0], "max_tokens": 2, "ignore_eos": True}
+    async with (
+        aiohttp.ClientSession(headers={TOKEN_HEADER: token}) as session,
+        session.post(url + PATHS["completion"], json=body) as response,
+    ):
+        if response.status != 200:
+            raise ServeError(f"the engine's first request failed: {await response.text()}")
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def _own_log() -> str:
@@ -61,50 +123,3 @@ def _own_log() -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _MAX_LOG_BYTES))
         return file.read().decode(errors="replace")
-
-
-class PrefillServer(_Orderly, PDPrefillServer):  # type: ignore[misc]  # Ray ships no types
-    """Computes a prompt and its first token, which the decode server computes again and keeps.
-
-    Ray asks it for exactly one token but leaves ``min_tokens`` as it was, which vLLM then refuses.
-    """
-
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
-        request.min_tokens = 0
-        return await super().completions(request, raw_request_info)  # type: ignore[no-any-return]
-
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
-        request.min_tokens = 0
-        return await super().chat(request, raw_request_info)  # type: ignore[no-any-return]
-
-
-async def refused_at_once(stream: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
-    """A stream whose first event is an error, as that error: the status is still to be sent."""
-    is_first = True
-    async for chunk in stream:
-        error = first_error(chunk) if is_first else None
-        yield chunk if error is None else error
-        if error is not None:
-            return
-        is_first = False
-
-
-class DecodeServer(_Orderly, PDDecodeServer):  # type: ignore[misc]  # Ray ships no types
-    """Has a request's prompt computed elsewhere where that is possible, and produces its tokens.
-
-    Ray would hand the first prompt's keys and values to every sequence of the request.
-    """
-
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
-        if prefill_where(request) == "local":
-            answer = await LLMServer.completions(self, request, raw_request_info)
-        else:
-            answer = await super().completions(request, raw_request_info)
-        return refused_at_once(answer)
-
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any]:
-        if prefill_where(request) == "local":
-            answer = await LLMServer.chat(self, request, raw_request_info)
-        else:
-            answer = await super().chat(request, raw_request_info)
-        return refused_at_once(answer)

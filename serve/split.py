@@ -1,29 +1,57 @@
 """Where a request's prompt is computed: on a prefill worker, or on the decode worker itself.
 
-A pure decision over the request. Splitting hands one prompt's keys and values to one sequence, so
-what has several prompts or several sequences, or needs the prompt's own logits, stays together.
+A pure decision over the request and the load. Splitting hands one prompt's keys and values to one
+sequence, so what has several prompts or several sequences, or needs the prompt's own logits, stays
+together whatever the load. Of the rest, splitting pays where a prompt is long enough to hold up the
+streams of the decode worker by more than the hand-over costs.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["auto", "split", "colocated"]
 
 
-class CompletionLike(Protocol):
-    """The fields of OpenAI's completion and chat requests that decide; those absent are None."""
+@dataclass(frozen=True)
+class Load:
+    """What the decision is made by, in tokens and requests.
 
-    n: int | None
+    ``num_new_tokens``: of the prompt, less what the decode worker has in its cache.
+    ``num_queued_tokens``: of prompts that the best prefill worker still has to compute.
+    ``num_streams``: at the decode worker now.
+    """
+
+    num_new_tokens: int
+    num_queued_tokens: int
+    num_streams: int
 
 
-def prefill_where(request: CompletionLike) -> Literal["remote", "local"]:
-    """``remote`` to split the request, ``local`` to leave it whole to the decode worker."""
-    several = num_prompts(getattr(request, "prompt", None)) > 1 or (request.n or 1) > 1
-    echoes = (
-        bool(getattr(request, "echo", False)) and getattr(request, "logprobs", None) is not None
-    )
-    of_prompt = getattr(request, "prompt_logprobs", None) is not None or echoes
-    beams = bool(getattr(request, "use_beam_search", False))
-    return "local" if several or of_prompt or beams else "remote"
+def can_split(request: dict[str, Any]) -> bool:
+    """Whether a request's prompt can be computed elsewhere at all."""
+    several = num_prompts(request.get("prompt")) > 1 or (request.get("n") or 1) != 1
+    echoes = bool(request.get("echo")) and request.get("logprobs") is not None
+    of_prompt = request.get("prompt_logprobs") is not None or echoes
+    return not (several or of_prompt or request.get("use_beam_search"))
+
+
+def prefill_where(
+    request: dict[str, Any], load: Load, mode: Mode, min_tokens: int
+) -> Literal["remote", "local"]:
+    """``remote`` to split the request, ``local`` to leave it whole to the decode worker.
+
+    ``auto`` splits prompts with ``min_tokens`` new tokens or more, and half as many where other
+    streams would be held up; but not when the prefill workers' queue is longer than four times the
+    prompt, which the decode worker then has done sooner. ``split`` splits all that can be.
+    """
+    if mode == "colocated" or not can_split(request):
+        return "local"
+    if mode == "split":
+        return "remote"
+    enough = min_tokens if load.num_streams == 0 else min_tokens // 2
+    waits = load.num_queued_tokens > 4 * load.num_new_tokens
+    return "remote" if load.num_new_tokens >= enough and not waits else "local"
 
 
 def num_prompts(prompt: Any) -> int:

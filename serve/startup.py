@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +44,15 @@ def progress(application: Any) -> Progress:
         return Progress("failed", _OURS.sub("", root_cause(text) or text))
     counts = {name: _running(each.replica_states) for name, each in application.deployments.items()}
     return Progress("starting", ", ".join(f"{name} {text}" for name, text in counts.items()))
+
+
+def together(each: Sequence[Progress]) -> Progress:
+    """Of several applications: running when all do, failed when one has."""
+    failed = [one for one in each if one.state == "failed"]
+    if failed:
+        return failed[0]
+    waiting = [one for one in each if one.state == "starting"]
+    return Progress("starting", ", ".join(one.text for one in waiting)) if waiting else each[0]
 
 
 def _running(replica_states: Mapping[Any, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import typer
@@ -27,15 +28,18 @@ def serve(
     """Serve a model by separate prefill and decode workers until Ctrl-C.
 
     The endpoint's URL goes to stdout once it answers. Serving ends with everything it started.
+    EBBTIDE_API_KEYS (name=key, separated by commas) adds API keys to those of the job file.
 
     Example: [bold]ebbtide serve examples/stdlib-lm/serve.yaml --set http.port=8100[/bold]
     """
     from ebbtide.platform.config import load
     from ebbtide.serve.config import ServeConfig
     from ebbtide.serve.job import start
+    from ebbtide.serve.keys import KEYS_VARIABLE, from_variable
 
     config = load(file, ServeConfig, overrides)
-    with stdout.reserved() as result, start(config, address) as serving:
+    keys = from_variable(os.environ.pop(KEYS_VARIABLE, ""))  # no child process needs them
+    with stdout.reserved() as result, start(config, address, more_keys=keys) as serving:
         print(serving.endpoint, file=result, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
         serving.wait()

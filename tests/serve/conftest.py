@@ -78,6 +78,7 @@ def endpoint(
         "model": {"uri": uri, "name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN},
         "http": {"port": free_run(1)},
         "dtype": "fp32",
+        "mode": "split",
         "prefill": {"kv_cache_gb": 0.125},
         "decode": {"kv_cache_gb": 0.125},
         "engine": {"enable_prompt_tokens_details": True},

@@ -5,6 +5,7 @@ The tests run in the order of the file; the last one ends the endpoint.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import random
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -288,6 +290,104 @@ def test_idle_workers_do_not_spin(endpoint: Endpoint) -> None:
     before_s, began_s = used_s(), time.monotonic()
     time.sleep(2.0)
     assert (used_s() - before_s) / (time.monotonic() - began_s) < 0.5  # spinning: a core each
+
+
+_FIELDS = (
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "stop",
+    "seed",
+    "logprobs",
+) + (
+    *("min_tokens", "echo", "stream", "stream_options", "logit_bias", "presence_penalty", "suffix"),
+    *("best_of", "user", "response_format", "stop_token_ids", "allowed_token_ids", "bad_words"),
+    *("prompt_logprobs", "truncate_prompt_tokens", "repetition_penalty", "priority", "min_p"),
+    *("return_token_ids", "add_special_tokens", "messages", "structured_outputs", "cache_salt"),
+)
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.5,
+    1e300,
+    2**63,
+    -(2**63),
+    "",
+    "x",
+) + (
+    *("the", [], [0], [-1], [1, "a"], ["the"], ["", "x"], [[1]], [[]], [None], {}, {"a": 1}),
+    *({"0": 1}, {"5": 101}, {"include_usage": True}, {"type": "json_object"}, {"type": "x"}),
+    *({"type": "json_schema"}, [5] * 300, "x" * 300, "\x00", "\ud7ff\uffff", [{"role": "user"}]),
+)
+
+
+def test_no_request_makes_it_fail(endpoint: Endpoint, client: openai.OpenAI) -> None:
+    def ask(number: int) -> tuple[int, dict[str, Any]]:
+        draw = random.Random(number)
+        body: dict[str, Any] = {"prompt": "the", "max_tokens": 2}
+        body |= {draw.choice(_FIELDS): draw.choice(_VALUES) for _ in range(draw.randint(1, 3))}
+        path = draw.choice(("completions", "completions", "chat/completions"))
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{endpoint.url}/{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                answer.read()
+                return answer.status, body
+        except urllib.error.HTTPError as refused:
+            error = json.loads(refused.read())["error"]
+            assert error["type"] and error["message"], body
+            return refused.code, body
+
+    with ThreadPoolExecutor(8) as pool:
+        answered = list(pool.map(ask, range(400)))
+    assert [each for each in answered if each[0] >= 500] == []
+    assert {200, 400} <= {status for status, _ in answered}
+    assert complete(client, "the", max_tokens=4).usage.completion_tokens == 4
+
+
+def test_streams_outlive_their_worker(endpoint: Endpoint, client: openai.OpenAI) -> None:
+    texts = ["the tide", "and the crew meets the", f"{SYMBOLS} "]
+    options: dict[str, Any] = {"max_tokens": 200, "stream_options": {"include_usage": True}}
+    expected = [stream(client, text, **options) for text in texts]
+    decode: list[psutil.Process] = []
+    for process in psutil.Process(endpoint.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if f"decode:{MODEL_NAME}" in " ".join(process.cmdline()):
+                decode += engines(process.children(recursive=True))
+    assert len(decode) == 2  # an engine and its worker
+    killed = threading.Event()
+
+    def follow(text: str) -> tuple[str, list[Any]]:
+        chunks = []
+        for chunk in complete(client, text, stream=True, **options):
+            chunks.append(chunk)
+            if len(chunks) == 20 and not killed.is_set():
+                killed.set()
+                decode[-1].kill()
+        usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        return "".join(c.text for chunk in chunks for c in chunk.choices), usages
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(follow, texts))
+    for (text, usages), (whole, whole_usages) in zip(found, expected, strict=True):
+        assert text == whole
+        assert usages[0].completion_tokens == whole_usages[0].completion_tokens == 200
+        assert usages[0].prompt_tokens == whole_usages[0].prompt_tokens
+    metrics = urllib.request.urlopen(endpoint.url.replace("/v1", "/metrics")).read().decode()
+    moved = next(
+        line for line in metrics.splitlines() if line.startswith("ebbtide_moved_streams_t")
+    )
+    assert float(moved.split()[1]) >= 1
+    assert complete(client, "the tide", max_tokens=4).usage.completion_tokens == 4  # by the other
 
 
 def test_ctrl_c_leaves_nothing(endpoint: Endpoint) -> None:

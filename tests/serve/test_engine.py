@@ -18,25 +18,31 @@ from ebbtide.serve.engine import (
     side_channel_ports,
 )
 
-_SITE = Site({"prefill": 20_100, "decode": 20_102}, is_loopback=True)
+_SITE = Site({"prefill": 20_100, "decode": 20_102}, True, "router", "token")
 
 
 def config(text: str = "") -> ServeConfig:
     return parse(f"name: tide\nmodel: {{uri: out}}\n{text}", ServeConfig)
 
 
-def test_the_roles_differ_in_direction_and_port() -> None:
-    prefill, decode = (llm_config(config(), role, _SITE) for role in ("prefill", "decode"))
-    for fields, kv_role, port in (
-        (prefill, "kv_producer", 20_100),
-        (decode, "kv_consumer", 20_102),
-    ):
+def test_any_worker_can_do_all_of_a_request_and_the_roles_differ_in_ports() -> None:
+    for role, port in _SITE.side_channel_ports.items():
+        fields = llm_config(config(), role, _SITE)
         transfer = fields["engine_kwargs"]["kv_transfer_config"]
         assert transfer["kv_connector"] == "NixlConnector"
-        assert transfer["kv_role"] == kv_role
+        assert transfer["kv_role"] == "kv_both"
+        assert transfer["kv_load_failure_policy"] == "recompute"
         assert fields["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == port
-        assert fields["experimental_configs"]["stream_batching_interval_ms"] == 0
         assert fields["callback_config"]["callback_kwargs"] == {"uri": "out"}
+
+
+def test_a_colocated_endpoint_has_decode_workers_only() -> None:
+    colocated = config("mode: colocated\ndecode: {replicas: 2}")
+    assert list(colocated.roles) == ["decode"]
+    assert "kv_transfer_config" not in engine_options(colocated, "decode")
+    assert demand(colocated) == [{"CPU": 1}] * 2
+    assert num_ports(colocated) == 2
+    assert side_channel_ports(colocated, 100) == {"decode": 100}
 
 
 def test_every_replicas_gpu_has_a_side_channel_of_its_own() -> None:
@@ -81,7 +87,7 @@ def test_further_engine_options_are_passed_on() -> None:
 
 def test_only_a_cluster_on_one_machine_is_kept_to_loopback() -> None:
     assert environment(config(), "prefill", _SITE)["UCX_NET_DEVICES"] == "lo"
-    elsewhere = Site({"prefill": 1, "decode": 2}, is_loopback=False)
+    elsewhere = Site({"prefill": 1, "decode": 2}, False, "router", "token")
     assert "UCX_NET_DEVICES" not in environment(config(), "prefill", elsewhere)
     assert environment(config("prefill: {threads: 3}"), "prefill", _SITE)["OMP_NUM_THREADS"] == "3"
 

@@ -100,8 +100,8 @@ def test_a_signal_ends_the_wait(
 ) -> None:
     looked: list[str] = []
 
-    def progress(name: str) -> Progress:
-        looked.append(name)
+    def progress(of: ServeConfig) -> Progress:
+        looked.append(of.name)
         return Progress("running", "")
 
     monkeypatch.setattr(job, "_progress", progress)

@@ -1,48 +1,58 @@
-"""Which requests are split between the workers."""
+"""Where a prompt is computed: what cannot be split stays, the rest goes by length and load."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ebbtide.serve.split import num_prompts, prefill_where
+from ebbtide.serve.split import Load, can_split, num_prompts, prefill_where
+
+IDLE = Load(num_new_tokens=600, num_queued_tokens=0, num_streams=0)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "count"),
+    ("request_", "expected"),
     [
-        ("text", 1),
-        ("", 1),
-        (None, 1),
-        ([], 1),
-        ([5, 6, 7], 1),
-        (["one"], 1),
-        (["one", "two"], 2),
-        ([[5], [6], [7]], 3),
+        ({"prompt": "the"}, True),
+        ({"prompt": [1, 2]}, True),
+        ({"prompt": ["the"]}, True),
+        ({"prompt": "the", "n": 1, "logprobs": 2, "echo": True}, False),
+        ({"prompt": "the", "logprobs": 2}, True),
+        ({"prompt": "the", "echo": True}, True),
+        ({"prompt": ["the", "a"]}, False),
+        ({"prompt": [[1], [2]]}, False),
+        ({"prompt": "the", "n": 2}, False),
+        ({"prompt": "the", "n": "2"}, False),
+        ({"prompt": "the", "prompt_logprobs": 0}, False),
+        ({"prompt": "the", "use_beam_search": True}, False),
+        ({"messages": []}, True),
     ],
 )
-def test_num_prompts(prompt: Any, count: int) -> None:
-    assert num_prompts(prompt) == count
+def test_what_can_be_split(request_: dict[str, Any], expected: bool) -> None:
+    assert can_split(request_) is expected
+    modes = [prefill_where(request_, IDLE, mode, 512) for mode in ("split", "auto", "colocated")]
+    assert modes == (["remote", "remote", "local"] if expected else ["local"] * 3)
 
 
 @pytest.mark.parametrize(
-    ("fields", "where"),
+    ("load", "expected"),
     [
-        ({"prompt": "text"}, "remote"),
-        ({"messages": [{"role": "user", "content": "text"}]}, "remote"),
-        ({"prompt": "text", "logprobs": 3}, "remote"),
-        ({"prompt": "text", "echo": True}, "remote"),
-        ({"prompt": ["one", "two"]}, "local"),
-        ({"prompt": "text", "n": 2}, "local"),
-        ({"messages": [], "n": 3}, "local"),
-        ({"prompt": "text", "echo": True, "logprobs": 1}, "local"),
-        ({"prompt": "text", "prompt_logprobs": 0}, "local"),
-        ({"prompt": "text", "use_beam_search": True}, "local"),
+        (Load(511, 0, 0), "local"),
+        (Load(512, 0, 0), "remote"),
+        (Load(255, 0, 3), "local"),
+        (Load(256, 0, 3), "remote"),  # it would hold up streams
+        (Load(600, 2400, 0), "remote"),
+        (Load(600, 2401, 0), "local"),  # done sooner here
+        (Load(0, 0, 9), "local"),
     ],
 )
-def test_prefill_where(fields: dict[str, Any], where: str) -> None:
-    assert prefill_where(SimpleNamespace(**{"n": 1, **fields})) == where
-    if "n" not in fields:
-        assert prefill_where(SimpleNamespace(**{"n": None, **fields})) == where
+def test_auto_goes_by_length_and_load(load: Load, expected: str) -> None:
+    assert prefill_where({"prompt": "x"}, load, "auto", 512) == expected
+    assert prefill_where({"prompt": "x"}, load, "split", 512) == "remote"
+
+
+def test_num_prompts() -> None:
+    assert [num_prompts(p) for p in ("a", [1, 2], ["a"], ["a", "b"], [[1], [2]], [], None)] == [
+        *(1, 1, 1, 2, 2, 1, 1)
+    ]

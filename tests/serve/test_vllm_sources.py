@@ -20,3 +20,8 @@ def test_the_head_sizes_of_cpu_attention() -> None:  # serve/model_files.py
     returned = next(node for node in ast.walk(method) if isinstance(node, ast.Return))
     assert returned.value is not None
     assert tuple(ast.literal_eval(returned.value)) == CPU_HEAD_SIZES
+
+
+def test_an_engine_says_whether_it_sleeps_without_its_workers() -> None:  # serve/beats.py
+    core = ast.unparse(definitions("vllm", "v1/engine/core.py")["EngineCore.is_sleeping"])
+    assert "collective_rpc" not in core and "self.model_executor.is_sleeping" in core

@@ -26,7 +26,6 @@ PUBLIC = {
     "ray.serve.exceptions",
     "ray.serve.llm",
     "ray.serve.llm.deployment",
-    "ray.serve.llm.ingress",
     "ray.train",
     "ray.train.torch",
     "ray.tune",

@@ -18,8 +18,6 @@ PINS = Pins("llm")
 CORE = "llm/_internal/serve/core"
 ENGINE = "llm/_internal/serve/engines/vllm"
 CALLBACKS = "llm/_internal/common/callbacks/base.py"
-PD_SERVER = "llm/_internal/serve/serving_patterns/prefill_decode/pd_server.py"
-REQUESTS = f"{CORE}/configs/openai_api_models.py"
 
 
 def test_every_name_that_is_imported_exists() -> None:
@@ -34,18 +32,12 @@ def test_every_name_that_is_imported_exists() -> None:
 @pytest.mark.parametrize(
     ("path", "names"),
     [
-        (REQUESTS, ["ErrorInfo", "ErrorResponse"]),
         (CALLBACKS, ["CallbackBase.on_before_node_init"]),  # serve/replica.py LocalModel
-        (PD_SERVER, ["PDDecodeServer.chat", "PDDecodeServer.completions", "PDPrefillServer"]),
         (
             f"{CORE}/server/llm_server.py",  # serve/replica.py
-            ["LLMServer.chat", "LLMServer.completions", "LLMServer.start", "LLMServer.__del__"],
+            ["LLMServer.start", "LLMServer.check_health", "LLMServer.__del__"],
         ),
-        (
-            f"{CORE}/ingress/ingress.py",  # serve/ingress.py
-            ["OpenAiIngress.chat", "OpenAiIngress.completions", "OpenAiIngress.models"]
-            + ["OpenAiIngress.model_data", "make_fastapi_ingress"],
-        ),
+        (f"{ENGINE}/vllm_engine.py", ["VLLMEngine.build_asgi_app"]),
     ],
 )
 def test_ray_serve_llm_has(path: str, names: list[str]) -> None:

@@ -1,0 +1,76 @@
+"""What a worker says of itself: twice a second to the router, and to Ray Serve when it asks.
+
+An engine is asked for a sign of life every second, as a stuck one keeps its sockets open and its
+replica well. The question does not go on to the engine's workers: one that does not compute keeps
+the engine from answering while there is work, and is not to be woken while there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from typing import Any
+
+from ebbtide.platform.errors import ServeError
+from ebbtide.serve.config import Role
+from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, Beat
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "ebbtide-serve"
+"""Of the router's actor."""
+_PROBE_S = 1.0
+
+
+class Pulse:
+    """The beats of one engine. All calls from one event loop."""
+
+    def __init__(self, client: Any, router: str, role: Role, url: str) -> None:
+        self._client, self._router_name = client, router
+        self._role: Role = role
+        self._url, self._id = url, f"{role}-{secrets.token_hex(4)}"
+        self._answered_s, self._is_leaving = time.monotonic(), False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Beat until :meth:`stop`."""
+        self._tasks = [asyncio.create_task(each) for each in (self._probe(), self._beat())]
+
+    def leave(self) -> None:
+        """Get no new requests from now on."""
+        self._is_leaving = True
+
+    async def stop(self) -> None:
+        """Say it once more, and no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise ServeError if the engine has been silent for so long that it has to be replaced."""
+        if (silent_s := self._silent_s()) > GIVEN_UP_S:
+            raise ServeError(f"the engine has not answered for {silent_s:.0f} s")
+
+    def _silent_s(self) -> float:
+        if self._client.errored:
+            return math.inf
+        return max(0.0, time.monotonic() - self._answered_s - _PROBE_S)
+
+    async def _probe(self) -> None:
+        while not self._client.errored:
+            await self._client.is_sleeping()
+            self._answered_s = time.monotonic()
+            await asyncio.sleep(_PROBE_S)
+
+    async def _beat(self) -> None:
+        import ray
+
+        router = await asyncio.to_thread(ray.get_actor, self._router_name, NAMESPACE)
+        length = int(self._client.model_config.max_model_len)
+        while True:
+            beat = Beat(self._id, self._role, self._url, length, self._silent_s(), self._is_leaving)
+            router.beat.remote(beat)
+            await asyncio.sleep(BEAT_S)

@@ -1,0 +1,254 @@
+"""A request's way through the workers: prefill, decode, and on to another worker if one is lost.
+
+The only hop between a client's socket and an engine. Promises: chunks go on as they come; a prompt
+whose prefill worker fails is computed by the decode worker; a stream whose worker is lost goes on
+at another one, and where that cannot be it ends in an error event, never as if it were complete;
+what an answer cost is told even if its client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from ebbtide.serve import envelope, prefixes
+from ebbtide.serve.fleet import Fleet, Worker, is_stalled
+from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.split import Load, Mode, prefill_where
+from ebbtide.serve.stream import PATHS, Kind, Stream
+from ebbtide.serve.worker_client import Leg, Lost, Refused, WorkerClient, fault
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+Send = Callable[[int, bytes, bool], Awaitable[None]]
+"""Status, bytes, and whether more follow. The first call decides the status."""
+
+_DONE = b"data: [DONE]\n\n"
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_OF_THE_ANSWER = {"max_completion_tokens", "stream", "stream_options", "min_tokens", "logprobs"} | {
+    *("top_logprobs", "stop", "include_stop_str_in_output", "echo")
+}
+"""Fields that a prefill worker, which computes one token to be thrown away, does not need."""
+_GIVEN_UP = ("abort", "error")
+_LOST = envelope.body(503, "the answer is incomplete: its worker was lost", code="worker_lost")
+_WATCH_S = 0.25
+_PATIENCE_S = 5.0
+"""How long a new request waits for a worker to be known, as after a restart of the router."""
+
+
+@dataclass
+class Settings:
+    """How requests are led. ``stall_s``: silence of a worker that owes tokens until it is left."""
+
+    mode: Mode
+    split_min_tokens: int
+    stall_s: float
+
+
+@dataclass
+class Cost:
+    """The tokens of one request, and when the last was sent."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    last_s: float = 0.0
+
+
+@dataclass
+class Relay:
+    """Leads requests to the workers of a fleet. One per router, in one event loop."""
+
+    fleet: Fleet
+    settings: Settings
+    metrics: RouterMetrics
+    client: WorkerClient
+    _ratio: prefixes.Ratio = field(default_factory=prefixes.Ratio)
+
+    async def watch(self) -> None:
+        """Let go of workers that hang; for the life of the router."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now_s = time.monotonic()
+            self.fleet.forget_silent(now_s)
+            for leg in [each for each in self.client.legs if self._hangs(each, now_s)]:
+                log.warning("worker %s hangs", leg.worker.last.worker_id)
+                leg.worker.shunned_until_s = now_s + self.settings.stall_s
+                leg.let_go()
+
+    def _hangs(self, leg: Leg, now_s: float) -> bool:
+        """An engine may just be busy; so it is left for another one, or when it is given up."""
+        worker = leg.worker
+        if worker.is_gone(now_s):
+            return True
+        owes = leg.has_begun and not leg.has_moved  # a second worker that is slow is no better
+        stalled = owes and is_stalled(worker, now_s, self.settings.stall_s)
+        if not stalled and worker.is_ready(now_s):
+            return False
+        spare = self.fleet.for_decode([], now_s, {worker.last.url})
+        return spare is not None and spare.is_ready(now_s) and not worker.last.is_leaving
+
+    async def _decode_worker(self, keys: list[int], tried: set[str]) -> Worker | None:
+        """The next worker to be asked; its address is in ``tried`` from now on."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while (worker := self.fleet.for_decode(keys, time.monotonic(), tried)) is None:
+            if tried or time.monotonic() > deadline_s:
+                return None
+            await asyncio.sleep(_WATCH_S)
+        tried.add(worker.last.url)
+        return worker
+
+    def _no_worker(self) -> Refused:
+        now_s = time.monotonic()
+        for worker in self.fleet.workers():
+            log.warning("no worker can answer: %s", worker.describe(now_s))
+        return Refused(503, envelope.body(503, "no worker can answer; try again in a moment"))
+
+    async def whole(self, kind: Kind, request: Json, send: Send, cost: Cost) -> None:
+        """Answer a request that is not streamed. Raises Refused."""
+        parts = prefixes.units(request)
+        keys, tried, last = prefixes.keys(parts), set[str](), None
+        body = await self._prefilled(kind, dict(request), parts, keys)
+        while (worker := await self._decode_worker(keys, tried)) is not None:
+            try:
+                with self.client.at(worker, keys) as leg:
+                    answer = await self.client.post(leg, PATHS[kind], body)
+            except Lost as lost:
+                last = lost
+                body = dict(request)  # what a prefill worker has of it may be gone
+                continue
+            usage = answer.get("usage") or {}
+            cost.num_prompt_tokens = usage.get("prompt_tokens") or 0
+            cost.num_output_tokens = usage.get("completion_tokens") or 0
+            if "kv_transfer_params" in answer:
+                answer["kv_transfer_params"] = None
+            return await send(200, to_json(answer), False)
+        raise self._no_worker() from last
+
+    async def stream(self, kind: Kind, request: Json, send: Send, cost: Cost) -> None:
+        """Answer a request as a stream of events. Raises Refused before anything is sent."""
+        cost.last_s = time.monotonic()
+        parts = prefixes.units(request)
+        keys, tried = prefixes.keys(parts), set[str]()
+        stream = Stream(kind, request)
+        path, body = PATHS[kind], stream.first_request()
+        body = await self._prefilled(kind, body, parts, keys)
+        try:
+            while (worker := await self._decode_worker(keys, tried)) is not None:
+                stream.max_model_len = worker.last.max_model_len
+                try:
+                    with self.client.at(worker, keys) as leg:
+                        return await self._follow(leg, path, body, stream, send, cost)
+                except Lost as lost:
+                    if stream.finish_reason is not None:
+                        return await self._end(stream, send)
+                    if not stream.can_move:
+                        log.warning("a stream cannot go on: %s", lost)
+                        break
+                    self.metrics.moves.inc()
+                    path, body = stream.move()
+            if not stream.has_begun:
+                raise self._no_worker()
+            self.metrics.lost.inc()
+            await send(200, _event(_LOST), False)
+        finally:
+            cost.num_prompt_tokens, cost.num_output_tokens = (
+                len(stream.prompt_ids),
+                stream.num_tokens,
+            )
+            if stream.prompt_ids:
+                self._ratio.learn(parts, len(stream.prompt_ids))
+
+    async def _follow(
+        self, leg: Leg, path: str, body: Json, stream: Stream, send: Send, cost: Cost
+    ) -> None:
+        """Send a worker's chunks on until it has said all. Raises Lost, Refused."""
+        timed = self.metrics.gap if stream.has_begun else self.metrics.ttft
+        is_done, leg.has_moved = False, stream.num_moves > 0
+        try:
+            async with contextlib.aclosing(self.client.events(leg, path, body)) as events:
+                async for event in events:
+                    if event == b"[DONE]":
+                        await send(200, _DONE, False)
+                        is_done = True  # and read to the end, for the connection to be of use again
+                        continue
+                    shown = self._shown(from_json(event), stream)
+                    now_s = leg.worker.output_s = time.monotonic()
+                    leg.has_begun = True
+                    if shown is not None:
+                        await send(200, _event(shown), True)
+                        timed.observe(now_s - cost.last_s)
+                        cost.last_s, timed = now_s, self.metrics.gap
+                    if stream.is_cut:
+                        return await self._end(stream, send)
+        except Lost:
+            if not is_done:
+                raise
+        if not is_done:
+            raise Lost("ended too early")
+
+    def _shown(self, chunk: Json, stream: Stream) -> Json | None:
+        """A worker's chunk as the client sees it, if it does. Raises Lost, Refused."""
+        if "error" in chunk:
+            raise fault(chunk["error"], has_begun=stream.has_begun)
+        if any(each.get("finish_reason") in _GIVEN_UP for each in chunk["choices"]):
+            raise Lost("given up by its worker")
+        return stream.take(chunk)
+
+    async def _end(self, stream: Stream, send: Send) -> None:
+        """What a stream's worker has not said any more after the text was complete."""
+        for chunk in stream.owed():
+            await send(200, _event(chunk), True)
+        await send(200, _DONE, False)
+
+    async def _prefilled(
+        self, kind: Kind, body: Json, parts: str | list[int], keys: list[int]
+    ) -> Json:
+        """The body for the decode worker, after the prompt was computed elsewhere if that pays.
+
+        Raises Refused when a prefill worker finds fault with the request.
+        """
+        now_s = time.monotonic()
+        prefill = self.fleet.for_prefill(keys, now_s)
+        decode = self.fleet.for_decode(keys, now_s, ())
+        if prefill is None or decode is None or decode.last.role != "decode":
+            return body
+        num_new = self._ratio.tokens(parts, max(0, len(parts) - decode.prefixes.known(keys)))
+        load = Load(num_new, prefill.num_queued_tokens, decode.num_requests)
+        where = prefill_where(body, load, self.settings.mode, self.settings.split_min_tokens)
+        self.metrics.prefills.labels(where).inc()
+        if where == "local":
+            return body
+        asked = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
+        asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": _REMOTE_DECODE}
+        prefill.num_queued_tokens += num_new
+        try:
+            with self.client.at(prefill, keys) as leg, self.metrics.prefill.time():
+                answer = await self.client.post(leg, PATHS[kind], asked)
+        except Lost as lost:
+            log.warning("a prompt is computed by a decode worker: %s", lost)
+            return body
+        finally:
+            prefill.num_queued_tokens -= num_new
+        ids = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+        if kind == "completion" and ids and not body.get("echo"):
+            body = {**body, "prompt": ids}  # which spares the second worker the tokenizer
+        return {**body, "kv_transfer_params": answer.get("kv_transfer_params")}
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + to_json(value) + b"\n\n"

@@ -1,0 +1,116 @@
+"""The router's process: a Ray actor, which Ray starts again wherever and however it dies.
+
+It listens itself, so that a request passes no other process on its way to an engine. Its event loop
+has a thread of its own; Ray's calls only hand it what workers say. What it knows it learns again
+within a second of a restart, as every worker says twice a second that it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.fleet import Beat, Fleet
+from ebbtide.serve.http_server import HttpServer
+from ebbtide.serve.keys import ApiKey
+from ebbtide.serve.relay import Cost, Json, Relay, Settings
+from ebbtide.serve.router import Door, Router
+from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.split import Mode
+from ebbtide.serve.worker_client import Refused, connected
+
+log = logging.getLogger(__name__)
+
+_START_S = 30.0
+_WARM_UP_PROMPTS: tuple[tuple[Mode, list[int]], ...] = (("split", [0]), ("colocated", [1]))
+
+
+def router_name(config: ServeConfig) -> str:
+    """The actor's name, by which workers find it."""
+    return f"router-{config.name}"
+
+
+class RouterProcess:
+    """What the actor is. The constructor returns when the endpoint listens, or raises."""
+
+    def __init__(self, config: ServeConfig, keys: list[ApiKey], token: str) -> None:
+        self._config, self._keys, self._token = config, keys, token
+        self._fleet = Fleet()
+        self._loop = asyncio.new_event_loop()
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        threading.Thread(target=self._run, name="router", daemon=True).start()
+        if not self._started.wait(_START_S) or self._error is not None:
+            raise RuntimeError(f"the router does not listen: {self._error or 'too slow'}")
+
+    def beat(self, beat: Beat) -> None:
+        """A worker lives."""
+        self._loop.call_soon_threadsafe(self._fleet.beat, beat, time.monotonic())
+
+    def ready(self) -> dict[str, int]:
+        """How many workers of each role get requests."""
+        now_s = time.monotonic()
+        return {role: len(self._fleet.ready(role, now_s)) for role in ("prefill", "decode")}
+
+    def set_mode(self, mode: Mode) -> None:
+        """Lead requests that come from now on as in this mode, with the workers that there are."""
+        self._relay.settings = replace(self._relay.settings, mode=mode)
+
+    def warm_up(self) -> None:
+        """Have a request answered by both roles, and one by a decode worker alone. Raises
+        RuntimeError with what the workers said."""
+        for mode, prompt in _WARM_UP_PROMPTS:
+            asked = {"model": self._config.model_name, "prompt": prompt, "max_tokens": 1}
+            done = asyncio.run_coroutine_threadsafe(self._ask(mode, asked), self._loop)
+            try:
+                done.result()
+            except Refused as refused:
+                raise RuntimeError(refused.__cause__ or refused.body["error"]["message"]) from None
+
+    async def _ask(self, mode: Mode, request: Json) -> None:
+        relay = replace(self._relay, settings=replace(self._relay.settings, mode=mode))
+
+        async def ignore(status: int, data: bytes, more: bool) -> None:
+            return None
+
+        await relay.whole("completion", request, ignore, Cost())
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._error = error
+            if self._started.is_set():
+                log.exception("the router ends")
+                os._exit(1)  # for Ray to start another
+            self._started.set()
+
+    async def _serve(self) -> None:
+        config = self._config
+        async with connected(self._token) as client:
+            metrics = RouterMetrics()
+            settings = Settings(config.mode, config.split_min_tokens, config.stall_s)
+            relay = self._relay = Relay(self._fleet, settings, metrics, client)
+            door = Door(
+                (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes
+            )
+            server = HttpServer(
+                Router(door, self._fleet, metrics, relay),
+                config.http.host,
+                config.http.port,
+                config.http.tls_certificate,
+                config.http.tls_key or "",
+            )
+            await server.start()
+            watching = asyncio.create_task(relay.watch())
+            self._started.set()
+            await asyncio.wait(
+                {watching, asyncio.create_task(server.wait())}, return_when=asyncio.FIRST_COMPLETED
+            )
+            raise RuntimeError("the router's server has ended")

@@ -1,0 +1,148 @@
+"""The router as a supervised process: it listens itself, comes back, and leaves no clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
+import pytest
+
+from ebbtide.platform.config import parse
+from ebbtide.platform.errors import ServeError
+from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.ports import free_run
+from ebbtide.serve import cluster as serving_cluster
+from ebbtide.serve.beats import NAMESPACE
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.fleet import Beat
+from ebbtide.serve.router_actor import RouterProcess, router_name
+from tests.serve.small_endpoint import read
+from tests.serve.stand_in import TOKEN, StandIn, says
+
+pytestmark = pytest.mark.ray
+
+
+def config(text: str = "") -> ServeConfig:
+    port = free_run(1)
+    return parse(f"{{name: m, model: {{uri: nowhere}}, http: {{port: {port}{text}}}}}", ServeConfig)
+
+
+@pytest.fixture
+def connected(cluster: LocalCluster) -> Iterator[None]:
+    with serving_cluster.connected(cluster.address, ours=True):
+        yield
+
+
+@contextlib.contextmanager
+def routed(config: ServeConfig) -> Iterator[object]:
+    actor = serving_cluster.supervised_on_head(
+        RouterProcess, router_name(config), NAMESPACE, config, [], TOKEN
+    )
+    try:
+        serving_cluster.answer_of(actor.ready.remote(), "the router did not start")
+        yield actor
+    finally:
+        serving_cluster.end(actor)
+
+
+def routers() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ray::RouterProcess" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+async def _until_answered(session: aiohttp.ClientSession, url: str) -> float:
+    began_s = time.monotonic()
+    while True:
+        assert time.monotonic() - began_s < 60
+        with contextlib.suppress(aiohttp.ClientError):
+            answer = await read(session, url, prompt="go>", max_tokens=9)
+            if answer.status == 200:
+                assert answer.body["choices"][0]["text"] == says(9)
+                return time.monotonic() - began_s
+        await asyncio.sleep(0.05)
+
+
+def test_a_killed_router_comes_back_and_cuts_no_stream_short_cleanly(connected: None) -> None:
+    it = config()
+
+    async def main(actor: object) -> None:
+        worker = await StandIn(gap_s=0.02).start()
+        stop = threading.Event()
+
+        def beats() -> None:
+            while not stop.wait(0.1):
+                actor.beat.remote(Beat("w", "decode", worker.url, 4096))  # type: ignore[attr-defined]
+
+        beating = threading.Thread(target=beats)
+        beating.start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                url = it.endpoint.removesuffix("/v1")
+                await _until_answered(session, url)
+                body = {"model": "m", "prompt": "go>", "max_tokens": 4000, "stream": True}
+                async with session.post(f"{it.endpoint}/completions", json=body) as response:
+                    assert (await response.content.readline()).startswith(b"data: ")
+                    (process,) = routers()
+                    process.send_signal(signal.SIGKILL)
+                    with pytest.raises(aiohttp.ClientError):  # a broken connection
+                        await response.read()
+                back_s = await _until_answered(session, url)
+                print(f"a killed router answers again after {back_s:.2f} s")
+                assert len(routers()) == 1 and routers()[0].pid != process.pid
+                while worker.num_open:  # what it had begun has ended
+                    await asyncio.sleep(0.01)
+        finally:
+            stop.set()
+            beating.join()
+            await worker.stop()
+
+    with routed(it) as actor:
+        asyncio.run(main(actor))
+    deadline_s = time.monotonic() + 60
+    while routers():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_router_that_cannot_listen_says_why(connected: None, tmp_path: Path) -> None:
+    it = config(f", tls_certificate: {tmp_path}/no.pem, tls_key: {tmp_path}/no.key")
+    with pytest.raises(ServeError, match="No such file"), routed(it):
+        pass
+
+
+def test_tls(connected: None, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1"]
+    subprocess.run(
+        [*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True
+    )
+    it = config(f", tls_certificate: {certificate}, tls_key: {key}")
+    assert it.endpoint.startswith("https://")
+
+    async def main() -> None:
+        import ssl
+
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{it.endpoint}/models", ssl=trusting) as response:
+                assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(f"{it.endpoint}/models")
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(it.endpoint.replace("https", "http") + "/models")
+
+    with routed(it):
+        asyncio.run(main())
