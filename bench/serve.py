@@ -94,7 +94,7 @@ def ours(model: Path, rounds: dict[int, int]) -> dict[str, Any]:
     from ebbtide.serve import job
     from ebbtide.serve.beats import NAMESPACE
     from ebbtide.serve.config import ServeConfig
-    from ebbtide.serve.router_actor import router_name
+    from ebbtide.serve.router_actor import router_names
 
     engine = f"max_model_len: {MAX_MODEL_LEN}, name: {MODEL}"
     config = parse(
@@ -104,7 +104,7 @@ def ours(model: Path, rounds: dict[int, int]) -> dict[str, Any]:
     )
     found: dict[str, Any] = {}
     with job.start(config) as serving:
-        router = ray.get_actor(router_name(config), NAMESPACE)
+        router = ray.get_actor(router_names(config)[0], NAMESPACE)
         for prefix, mode in (("", "auto"), ("split_", "split"), ("colocated_", "colocated")):
             ray.get(router.set_mode.remote(mode))
             print(f"mode: {mode}", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ def build(config: ServeConfig, site: Site) -> dict[str, Any]:
             name_prefix=f"{role}:",
             bind_kwargs={
                 "role": role,
-                "router": site.router,
+                "routers": site.routers,
                 "token": site.token,
                 "host": host,
             },

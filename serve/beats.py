@@ -1,4 +1,4 @@
-"""What a worker says of itself: twice a second to the router, and to Ray Serve when it asks.
+"""What a worker says of itself: twice a second to the routers, and to Ray Serve when it asks.
 
 An engine is asked for a sign of life every second, as a stuck one keeps its sockets open and its
 replica well. The question does not go on to the engine's workers: one that does not compute keeps
@@ -12,24 +12,34 @@ import logging
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import prometheus_client
 
 from ebbtide.platform.errors import ServeError
 from ebbtide.serve.config import Role
-from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, Beat
+from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, Beat, EngineLoad
 
 log = logging.getLogger(__name__)
 
 NAMESPACE = "ebbtide-serve"
-"""Of the router's actor."""
+"""Of the routers' actors."""
 _PROBE_S = 1.0
+_COUNTS = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_queue_time_seconds_count",
+)
 
 
 class Pulse:
     """The beats of one engine. All calls from one event loop."""
 
-    def __init__(self, client: Any, router: str, role: Role, url: str) -> None:
-        self._client, self._router_name = client, router
+    def __init__(self, client: Any, routers: Sequence[str], role: Role, url: str) -> None:
+        self._client, self._router_names = client, routers
         self._role: Role = role
         self._url, self._id = url, f"{role}-{secrets.token_hex(4)}"
         self._answered_s, self._is_leaving = time.monotonic(), False
@@ -68,9 +78,24 @@ class Pulse:
     async def _beat(self) -> None:
         import ray
 
-        router = await asyncio.to_thread(ray.get_actor, self._router_name, NAMESPACE)
+        names = self._router_names
+        routers = [await asyncio.to_thread(ray.get_actor, name, NAMESPACE) for name in names]
         length = int(self._client.model_config.max_model_len)
         while True:
-            beat = Beat(self._id, self._role, self._url, length, self._silent_s(), self._is_leaving)
-            router.beat.remote(beat)
+            silent_s, leaving = self._silent_s(), self._is_leaving
+            beat = Beat(self._id, self._role, self._url, length, silent_s, leaving, engine_load())
+            for router in routers:
+                router.beat.remote(beat)
             await asyncio.sleep(BEAT_S)
+
+
+def engine_load(
+    registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
+) -> EngineLoad:
+    """Of the engine whose client is in this process, as vLLM counts it; zeros before it has."""
+    found = dict.fromkeys(_COUNTS, 0.0)
+    for metric in registry.restricted_registry(_COUNTS).collect():
+        for sample in metric.samples:
+            found[sample.name] += sample.value
+    running, waiting, usage, queue_s, ended = found.values()
+    return EngineLoad(int(running), int(waiting), usage, queue_s, int(ended))

@@ -29,12 +29,12 @@ class Site:
 
     Replica k of a role has its NIXL side channel at the role's port + k (times its GPUs).
     ``is_loopback``: every worker is on this machine, so none has to listen to the network.
-    ``router`` is the actor that workers report to, and ``token`` what it shows them.
+    ``routers`` are the actors that workers report to, and ``token`` what these show them.
     """
 
     side_channel_ports: Mapping[Role, int]
     is_loopback: bool
-    router: str
+    routers: tuple[str, ...]
     token: str
 
 
@@ -53,6 +53,7 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
             "callback_kwargs": {"uri": config.model.uri},
         },
         "accelerator_config": {"kind": config.accelerator},
+        "log_engine_metrics": False,  # vLLM's own, at its /metrics: Ray's cost every step more
         "deployment_config": {
             "num_replicas": own.replicas,
             "max_constructor_retry_count": _START_ATTEMPTS,

@@ -25,6 +25,21 @@ SHUNNED_S = 5.0
 
 
 @dataclass(frozen=True)
+class EngineLoad:
+    """Sequences in an engine, and the part of its KV blocks that they hold (0 to 1).
+
+    Blocks that are only kept for their prefixes are free; those that wait to be fetched are not.
+    ``queue_s`` is what all requests that it has ended, ``num_ended``, have waited for their turn.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    queue_s: float = 0.0
+    num_ended: int = 0
+
+
+@dataclass(frozen=True)
 class Beat:
     """What a worker says: who it is, where it listens, and for how long its engine is silent.
 
@@ -37,6 +52,7 @@ class Beat:
     max_model_len: int
     engine_silent_s: float = 0.0
     is_leaving: bool = False
+    load: EngineLoad = EngineLoad()
 
 
 @dataclass

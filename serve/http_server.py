@@ -27,6 +27,7 @@ class HttpServer:
     def __init__(
         self, app: Any, host: str, port: int = 0, certificate: str | None = None, key: str = ""
     ) -> None:
+        self._socket = listening(host, port)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -40,7 +41,6 @@ class HttpServer:
             ssl_keyfile=key or None,
         )
         self._server = _Server(config)
-        self._socket = listening(host, port)
         self._task: asyncio.Task[None] | None = None
 
     @property

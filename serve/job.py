@@ -36,7 +36,7 @@ from ebbtide.serve.engine import (
 from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.keys import ApiKey
 from ebbtide.serve.model_files import check_servable, fetch
-from ebbtide.serve.router_actor import RouterProcess, router_name
+from ebbtide.serve.router_actor import RouterProcess, router_names
 
 if TYPE_CHECKING:
     from ebbtide.platform.local_cluster import LocalCluster
@@ -94,7 +94,7 @@ class Serving:
             if self._clock.monotonic() - looked_s >= _WATCH_S:
                 now, looked_s = _progress(self._config), self._clock.monotonic()
                 if now.state != was:
-                    log.warning("%s: %s: %s", self._config.name, now.state, now.text)
+                    log.warning("%s: %s", self._config.name, now.text)
                 was = now.state
 
 
@@ -132,14 +132,15 @@ def start(
             _require_idle_serve()
             resources.callback(_end_serve)
         token = secrets.token_hex(16)
-        router = _start_router(config, keys, token, resources)
+        routers = _start_routers(config, keys, token, resources)
         _deploy(config, token)
-        _await_running(config, router, deadline_s, clock, interrupts)
+        _await_running(config, routers[0], deadline_s, clock, interrupts)
         with interrupts.raising():
-            _warm_up(config, router)
+            _warm_up(config, routers[0])
         if own is not None:
             resources.callback(_end_serve)
-            resources.callback(cluster.end, router)
+            for router in routers:
+                resources.callback(cluster.end, router)
     except BaseException:
         resources.close()
         raise
@@ -225,16 +226,22 @@ def _await_capacity(config: ServeConfig, is_own: bool, deadline_s: float, clock:
         clock.sleep(_POLL_S)
 
 
-def _start_router(
+def _start_routers(
     config: ServeConfig, keys: Sequence[ApiKey], token: str, resources: contextlib.ExitStack
-) -> Any:
-    """The router's actor, which listens; it ends with ``resources``."""
-    actor = cluster.supervised_on_head(
-        RouterProcess, router_name(config), NAMESPACE, config, list(keys), token
-    )
-    resources.callback(cluster.end, actor)
-    cluster.answer_of(actor.ready.remote(), f"{config.name}: the router did not start")
-    return actor
+) -> list[Any]:
+    """The actor that listens, and its spare; they end with ``resources``, the spare first."""
+    actors: list[Any] = []
+    for name in router_names(config):
+        actor = cluster.supervised_on_head(
+            RouterProcess, name, NAMESPACE, config, list(keys), token
+        )
+        resources.callback(cluster.end, actor)
+        what = f"{config.name}: the router did not start"
+        listens = cluster.answer_of(actor.listens.remote(), what)
+        if not actors and not listens:
+            raise ServeError(f"{what}: port {config.http.port} is in use")
+        actors.append(actor)
+    return actors
 
 
 def _deploy(config: ServeConfig, token: str) -> None:
@@ -244,7 +251,7 @@ def _deploy(config: ServeConfig, token: str) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     first_port = free_run(num_ports(config))
     ports_of = side_channel_ports(config, first_port)
-    site = Site(ports_of, cluster.is_loopback(), router_name(config), token)
+    site = Site(ports_of, cluster.is_loopback(), router_names(config), token)
     applications = _builder().build(config, site)
     _end_serve()  # one that serves nothing: it would keep its own options
     serve.start(proxy_location="Disabled")

@@ -62,10 +62,11 @@ class Settings:
 
 @dataclass
 class Cost:
-    """The tokens of one request, and when the last was sent."""
+    """The tokens of one request, and when the first and the last were sent."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    first_s: float = 0.0
     last_s: float = 0.0
 
 
@@ -127,6 +128,9 @@ class Relay:
             try:
                 with self.client.at(worker, keys) as leg:
                     answer = await self.client.post(leg, PATHS[kind], body)
+            except Refused:
+                await self._release(worker, body)
+                raise
             except Lost as lost:
                 last = lost
                 body = dict(request)  # what a prefill worker has of it may be gone
@@ -153,6 +157,9 @@ class Relay:
                 try:
                     with self.client.at(worker, keys) as leg:
                         return await self._follow(leg, path, body, stream, send, cost)
+                except Refused:
+                    await self._release(worker, body)
+                    raise
                 except Lost as lost:
                     if stream.finish_reason is not None:
                         return await self._end(stream, send)
@@ -170,6 +177,8 @@ class Relay:
                 len(stream.prompt_ids),
                 stream.num_tokens,
             )
+            if cost.first_s:
+                self.metrics.decode.observe(cost.last_s - cost.first_s)
             if stream.prompt_ids:
                 self._ratio.learn(parts, len(stream.prompt_ids))
 
@@ -178,7 +187,8 @@ class Relay:
     ) -> None:
         """Send a worker's chunks on until it has said all. Raises Lost, Refused."""
         timed = self.metrics.gap if stream.has_begun else self.metrics.ttft
-        is_done, leg.has_moved = False, stream.num_moves > 0
+        is_done, leg.has_moved, asked_s = False, stream.num_moves > 0, time.monotonic()
+        where = "remote" if body.get("kv_transfer_params") else "local"
         try:
             async with contextlib.aclosing(self.client.events(leg, path, body)) as events:
                 async for event in events:
@@ -188,10 +198,13 @@ class Relay:
                         continue
                     shown = self._shown(from_json(event), stream)
                     now_s = leg.worker.output_s = time.monotonic()
-                    leg.has_begun = True
+                    if not leg.has_begun:
+                        leg.has_begun = True
+                        self.metrics.first_token.labels(where).observe(now_s - asked_s)
                     if shown is not None:
                         await send(200, _event(shown), True)
                         timed.observe(now_s - cost.last_s)
+                        cost.first_s = cost.first_s or now_s
                         cost.last_s, timed = now_s, self.metrics.gap
                     if stream.is_cut:
                         return await self._end(stream, send)
@@ -214,6 +227,14 @@ class Relay:
         for chunk in stream.owed():
             await send(200, _event(chunk), True)
         await send(200, _DONE, False)
+
+    async def _release(self, worker: Worker, body: Json) -> None:
+        """A decode worker refused what a prefill worker had computed: that keeps it no longer.
+
+        One that is lost may be reading just now, so there the lease has to end by itself.
+        """
+        if params := body.get("kv_transfer_params"):
+            await self.client.release(worker, params)
 
     async def _prefilled(
         self, kind: Kind, body: Json, parts: str | list[int], keys: list[int]

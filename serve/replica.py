@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ebbtide.platform.ray_seam.llm import CallbackBase, engine_app, engine_clien
 from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
-from ebbtide.serve.engine_door import EngineDoor
+from ebbtide.serve.engine_door import EngineDoor, refuse_unreadable
 from ebbtide.serve.http_server import HttpServer
 from ebbtide.serve.model_files import fetch
 from ebbtide.serve.shared_memory import detach_tracker
@@ -57,10 +58,10 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, llm_config: Any, role: Role, router: str, token: str, host: str | None
+        self, llm_config: Any, role: Role, routers: tuple[str, ...], token: str, host: str | None
     ) -> None:
         self._role: Role = role
-        self._router, self._token, self._host = router, token, host
+        self._routers, self._token, self._host = routers, token, host
         self._http: HttpServer | None = None
         self._pulse: Pulse | None = None
         await super().__init__(llm_config)
@@ -72,14 +73,21 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
             await super().start()
         except Exception as error:
             raise ServeError(reason(error, _own_log())) from error
-        self._door = EngineDoor(await engine_app(self), self._token)
+        app = await engine_app(self)
+        refuse_unreadable(app)
+        self._door = EngineDoor(app, self._token, self._release)
         host = self._host or _node_address()
         self._http = HttpServer(self._door, host)
         await self._http.start()
         url = f"http://{host}:{self._http.port}"
         await warm_up(url, self._llm_config.model_id, self._token)
-        self._pulse = Pulse(engine_client(self), self._router, self._role, url)
+        self._pulse = Pulse(engine_client(self), self._routers, self._role, url)
         self._pulse.start()
+
+    async def _release(self, params: dict[str, Any]) -> None:
+        """Have the prefill worker that ``params`` are from give up what it keeps for this one."""
+        name = f"release-{secrets.token_hex(8)}"
+        await engine_client(self).notify_kv_transfer_request_rejected(name, params)
 
     async def check_health(self) -> None:
         """What Ray Serve asks every few seconds; one that fails is replaced. Raises ServeError."""

@@ -17,19 +17,20 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from ebbtide.serve import envelope
+from ebbtide.serve import envelope, openapi
 from ebbtide.serve.fleet import Fleet
 from ebbtide.serve.keys import ANYONE, ApiKey, Limits, identify
 from ebbtide.serve.limits import Usage
 from ebbtide.serve.relay import Cost, Json, Relay, Send
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.stream import Kind
-from ebbtide.serve.worker_client import Refused
+from ebbtide.serve.worker_client import Lost, Refused
 
 log = logging.getLogger(__name__)
 
 _KINDS: dict[str, Kind] = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "request_id")
+_PAGES = ("/health", "/ready", "/metrics", "/openapi.json", "/v1/models")
 _OPEN = ("/health", "/ready")
 """What is answered without a key, so that a load balancer can ask."""
 
@@ -77,6 +78,7 @@ class Router:
     metrics: RouterMetrics
     relay: Relay
     _usage: dict[str, Usage] = field(default_factory=dict)
+    _described: Json | None = None
 
     async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -119,9 +121,7 @@ class Router:
             if method != "POST":
                 raise _refusal(405, f"{path} takes POST only")
             return await self._generate(_KINDS[path], receive, answer, key)
-        if path in ("/health", "/ready", "/metrics", "/v1/models") or path.startswith(
-            "/v1/models/"
-        ):
+        if path in _PAGES or path.startswith("/v1/models/"):
             if method not in ("GET", "HEAD"):
                 raise _refusal(405, f"{path} takes GET only")
             return await self._tell(path, answer)
@@ -136,10 +136,10 @@ class Router:
             can = self.fleet.is_ready(now_s)
             return await answer(200 if can else 503, to_json({"ready": can, **ready}), False)
         if path == "/metrics":
-            for role, number in ready.items():
-                self.metrics.workers.labels(role).set(number)
             answer.kind = b"text/plain; version=0.0.4; charset=utf-8"
-            return await answer(200, self.metrics.text(), False)
+            return await answer(200, self.metrics.text(self.fleet.workers(), now_s), False)
+        if path == "/openapi.json":
+            return await answer(200, to_json(await self._description(now_s)), False)
         cards = {name: self._card(name) for name in self.door.models}
         if path == "/v1/models":
             body = {"object": "list", "data": list(cards.values())}
@@ -148,6 +148,19 @@ class Router:
         if name not in cards:
             raise self._no_model(name)
         await answer(200, to_json(cards[name]), False)
+
+    async def _description(self, now_s: float) -> Json:
+        """What is served, as the workers describe it."""
+        if self._described is None:
+            worker = self.fleet.for_decode([], now_s, ())
+            try:
+                if worker is None:
+                    raise Lost("there is none")
+                told = await self.relay.client.page(worker, "/openapi.json")
+            except Lost as lost:
+                raise _refusal(503, "no worker can answer; try again in a moment") from lost
+            self._described = openapi.public(told, (*_KINDS, *_PAGES), _INTERNAL_FIELDS)
+        return self._described
 
     def _card(self, name: str) -> Json:
         lengths = [each.last.max_model_len for each in self.fleet.workers()]

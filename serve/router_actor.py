@@ -1,13 +1,17 @@
 """The router's process: a Ray actor, which Ray starts again wherever and however it dies.
 
 It listens itself, so that a request passes no other process on its way to an engine. Its event loop
-has a thread of its own; Ray's calls only hand it what workers say. What it knows it learns again
-within a second of a restart, as every worker says twice a second that it lives.
+has a thread of its own; Ray's calls only hand it what workers say.
+
+There are two of them. Whichever gets the port serves; the other knows the workers as well, and
+tries for the port until the kernel frees it, which is at the other's death at the latest. The one
+that Ray starts again then is the spare.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import threading
@@ -27,22 +31,25 @@ from ebbtide.serve.worker_client import Refused, connected
 log = logging.getLogger(__name__)
 
 _START_S = 30.0
+_TRY_S = 0.05
 _WARM_UP_PROMPTS: tuple[tuple[Mode, list[int]], ...] = (("split", [0]), ("colocated", [1]))
 
 
-def router_name(config: ServeConfig) -> str:
-    """The actor's name, by which workers find it."""
-    return f"router-{config.name}"
+def router_names(config: ServeConfig) -> tuple[str, str]:
+    """The actors' names, by which workers find them; the first is the one to serve at first."""
+    return f"router-{config.name}-0", f"router-{config.name}-1"
 
 
 class RouterProcess:
-    """What the actor is. The constructor returns when the endpoint listens, or raises."""
+    """What the actor is. The constructor returns when the endpoint listens, here or elsewhere, or
+    raises."""
 
     def __init__(self, config: ServeConfig, keys: list[ApiKey], token: str) -> None:
         self._config, self._keys, self._token = config, keys, token
         self._fleet = Fleet()
         self._loop = asyncio.new_event_loop()
         self._error: BaseException | None = None
+        self._listens = False
         self._started = threading.Event()
         threading.Thread(target=self._run, name="router", daemon=True).start()
         if not self._started.wait(_START_S) or self._error is not None:
@@ -51,6 +58,10 @@ class RouterProcess:
     def beat(self, beat: Beat) -> None:
         """A worker lives."""
         self._loop.call_soon_threadsafe(self._fleet.beat, beat, time.monotonic())
+
+    def listens(self) -> bool:
+        """Whether this one has the port; if not, it is the spare."""
+        return self._listens
 
     def ready(self) -> dict[str, int]:
         """How many workers of each role get requests."""
@@ -100,17 +111,26 @@ class RouterProcess:
             door = Door(
                 (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes
             )
-            server = HttpServer(
-                Router(door, self._fleet, metrics, relay),
-                config.http.host,
-                config.http.port,
-                config.http.tls_certificate,
-                config.http.tls_key or "",
-            )
-            await server.start()
             watching = asyncio.create_task(relay.watch())
+            server = await self._listening(Router(door, self._fleet, metrics, relay))
+            await server.start()
+            self._listens = True
             self._started.set()
             await asyncio.wait(
                 {watching, asyncio.create_task(server.wait())}, return_when=asyncio.FIRST_COMPLETED
             )
             raise RuntimeError("the router's server has ended")
+
+    async def _listening(self, router: Router) -> HttpServer:
+        """The server, once it has the port."""
+        http = self._config.http
+        while True:
+            try:
+                return HttpServer(
+                    router, http.host, http.port, http.tls_certificate, http.tls_key or ""
+                )
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            self._started.set()  # as the spare
+            await asyncio.sleep(_TRY_S)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ebbtide.serve.fleet import Worker
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -49,6 +53,20 @@ class RouterMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self.first_token = Histogram(
+            "ebbtide_first_token_at_decode_seconds",
+            "From asking a decode worker to its first token: its queue, then fetching (remote) or"
+            " computing (local) the prompt's keys and values",
+            ["prefill"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.decode = Histogram(
+            "ebbtide_decode_seconds",
+            "From a stream's first token to its last",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         self.gap = Histogram(
             "ebbtide_inter_token_seconds",
             "Between two chunks of a stream",
@@ -58,10 +76,50 @@ class RouterMetrics:
         self.workers = Gauge(
             "ebbtide_ready_workers", "Workers that get requests", ["role"], registry=self._registry
         )
+        self.engine_sequences = Gauge(
+            "ebbtide_engine_sequences",
+            "In a worker's engine",
+            ["role", "worker", "state"],
+            registry=self._registry,
+        )
+        self.kv_usage = Gauge(
+            "ebbtide_engine_kv_usage_ratio",
+            "KV blocks of a worker that are held by sequences or wait to be fetched",
+            ["role", "worker"],
+            registry=self._registry,
+        )
+        self.engine_queue_s = Gauge(
+            "ebbtide_engine_queue_seconds",
+            "What all ended requests of a worker's engine have waited for their turn",
+            ["role", "worker"],
+            registry=self._registry,
+        )
+        self.engine_ended = Gauge(
+            "ebbtide_engine_requests",
+            "Requests that a worker's engine has ended",
+            ["role", "worker"],
+            registry=self._registry,
+        )
         self.running = Gauge(
             "ebbtide_running_requests", "Requests at work", registry=self._registry
         )
 
-    def text(self) -> bytes:
-        """The exposition."""
+    def text(self, workers: Sequence[Worker] = (), now_s: float = 0.0) -> bytes:
+        """The exposition, with what the workers have said of themselves."""
+        of_workers = (self.engine_sequences, self.kv_usage, self.engine_queue_s, self.engine_ended)
+        for gauge in (self.workers, *of_workers):
+            gauge.clear()
+        for role in ("prefill", "decode"):
+            self.workers.labels(role).set(0)
+        for worker in workers:
+            beat = worker.last
+            if worker.is_ready(now_s):
+                self.workers.labels(beat.role).inc()
+            if not worker.is_gone(now_s):
+                names, load = (beat.role, beat.worker_id), beat.load
+                self.kv_usage.labels(*names).set(load.kv_usage)
+                self.engine_queue_s.labels(*names).set(load.queue_s)
+                self.engine_ended.labels(*names).set(load.num_ended)
+                self.engine_sequences.labels(*names, "running").set(load.num_running)
+                self.engine_sequences.labels(*names, "waiting").set(load.num_waiting)
         return generate_latest(self._registry)

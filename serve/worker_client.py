@@ -27,6 +27,9 @@ Json = dict[str, Any]
 TOKEN_HEADER = "x-ebbtide-token"
 """How a router shows a worker that it may ask."""
 
+RELEASE_PATH = "/kv/release"
+"""Where a decode worker is told that it will not fetch what a prefill worker keeps for it."""
+
 _CONNECT_S = 1.0
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 _OURS = (401, 403, 408, 429)
@@ -122,6 +125,26 @@ class WorkerClient:
             answer: Json = from_json(await response.read())
             return answer
 
+    async def page(self, worker: Worker, path: str) -> Json:
+        """What a worker tells at ``path``. Raises Lost."""
+        headers = {TOKEN_HEADER: self.token}
+        try:
+            async with self.session.get(worker.last.url + path, headers=headers) as response:
+                response.raise_for_status()
+                found: Json = from_json(await response.read())
+                return found
+        except _BROKEN as error:
+            raise Lost(repr(error)) from error
+
+    async def release(self, worker: Worker, params: Json) -> None:
+        """Have the keys and values that nobody will fetch given up; else a lease ends in 30 s."""
+        url, headers = worker.last.url + RELEASE_PATH, {TOKEN_HEADER: self.token}
+        try:
+            async with self.session.post(url, data=to_json(params), headers=headers) as response:
+                response.raise_for_status()
+        except _BROKEN as error:
+            log.warning("keys and values are kept until their lease ends: %r", error)
+
     async def events(self, leg: Leg, path: str, body: Json) -> AsyncGenerator[bytes]:
         async with self._request(leg, path, body) as response:
             rest = b""
@@ -138,7 +161,7 @@ def _refused(status: int, body: bytes) -> Exception:
         error = from_json(body)["error"]
     except (ValueError, KeyError, TypeError):
         error = {}
-    return fault({"code": status, **error}, has_begun=False)
+    return fault({**error, "code": status}, has_begun=False)
 
 
 def fault(error: Json, *, has_begun: bool) -> Exception:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 
@@ -65,11 +66,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def endpoint(
     exported: Path, s3_session: LocalS3, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Endpoint]:
-    """The trained model, served from S3 in fp32 by one prefill and one decode worker."""
+    """The trained model, served from S3 in fp32 by one prefill and one decode worker.
+
+    Started once for all tests, the last of which end it.
+    """
     folder = tmp_path_factory.mktemp("endpoint")
     uri = f"s3://{s3_session.bucket}/{folder.name}"
     _upload(exported, uri, s3_session)
@@ -79,8 +83,8 @@ def endpoint(
         "http": {"port": free_run(1)},
         "dtype": "fp32",
         "mode": "split",
-        "prefill": {"kv_cache_gb": 0.125},
-        "decode": {"kv_cache_gb": 0.125},
+        "prefill": {"kv_cache_gb": 0.02},  # 80 sequences: what is kept for nobody is missed
+        "decode": {"kv_cache_gb": 0.02},
         "engine": {"enable_prompt_tokens_details": True},
     }
     (folder / "serve.yaml").write_text(json.dumps(job))
@@ -102,6 +106,11 @@ def endpoint(
                 process.wait(_STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@pytest.fixture(scope="session")
+def client(endpoint: Endpoint) -> openai.OpenAI:
+    return openai.OpenAI(base_url=endpoint.url, api_key="none", max_retries=0, timeout=120)
 
 
 def _upload(exported: Path, uri: str, server: LocalS3) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbtide.serve.http_server import HttpServer
-from ebbtide.serve.worker_client import TOKEN_HEADER
+from ebbtide.serve.worker_client import RELEASE_PATH, TOKEN_HEADER
 
 TOKEN = "secret-of-the-endpoint"
 TEXT = "höhle 龜🫠 und mehr. " * 40
@@ -32,6 +32,7 @@ class StandIn:
     refuse: tuple[int, str] | None = None
     max_model_len: int = 4096
     asked: list[dict[str, Any]] = field(default_factory=list)
+    released: list[dict[str, Any]] = field(default_factory=list)
     num_open: int = 0
     url: str = ""
     _server: HttpServer | None = None
@@ -56,7 +57,13 @@ class StandIn:
             if not message.get("more_body"):
                 break
         assert dict(scope["headers"])[TOKEN_HEADER.encode()] == TOKEN.encode()
+        if scope["path"] == "/openapi.json":
+            paths: dict[str, Any] = {"/v1/completions": {}, "/pause": {}}
+            return await _answer(send, 200, {"openapi": "3.1.0", "paths": paths})
         request = json.loads(body)
+        if scope["path"] == RELEASE_PATH:
+            self.released.append(request)
+            return await _answer(send, 200, {})
         self.asked.append(request | {"path": scope["path"]})
         if self.refuse is not None:
             status, text = self.refuse

@@ -6,11 +6,12 @@ import asyncio
 import math
 import time
 
+import prometheus_client
 import pytest
 
 from ebbtide.platform.errors import ServeError
-from ebbtide.serve.beats import Pulse
-from ebbtide.serve.fleet import GIVEN_UP_S
+from ebbtide.serve.beats import Pulse, engine_load
+from ebbtide.serve.fleet import GIVEN_UP_S, EngineLoad
 
 
 class Engine:
@@ -31,7 +32,7 @@ class Engine:
 def test_an_engine_is_silent_from_its_last_answer_on() -> None:
     async def main() -> None:
         engine = Engine()
-        pulse = Pulse(engine, "router", "decode", "http://here")
+        pulse = Pulse(engine, ["router"], "decode", "http://here")
         engine.answers.set()
         probing = asyncio.create_task(pulse._probe())
         while not engine.asked:
@@ -50,3 +51,15 @@ def test_an_engine_is_silent_from_its_last_answer_on() -> None:
         probing.cancel()
 
     asyncio.run(main())
+
+
+def test_an_engines_load_is_what_vllm_counts() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    assert engine_load(registry) == EngineLoad()
+    for name, value in (("kv_cache_usage_perc", 0.25), ("num_requests_running", 3)):
+        gauge = prometheus_client.Gauge(f"vllm:{name}", "", ["engine"], registry=registry)
+        gauge.labels("0").set(value)
+    times = prometheus_client.Histogram("vllm:request_queue_time_seconds", "", registry=registry)
+    times.observe(0.5)
+    times.observe(0.25)
+    assert engine_load(registry) == EngineLoad(3, 0, 0.25, 0.75, 2)

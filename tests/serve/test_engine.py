@@ -18,7 +18,7 @@ from ebbtide.serve.engine import (
     side_channel_ports,
 )
 
-_SITE = Site({"prefill": 20_100, "decode": 20_102}, True, "router", "token")
+_SITE = Site({"prefill": 20_100, "decode": 20_102}, True, ("router",), "token")
 
 
 def config(text: str = "") -> ServeConfig:
@@ -87,7 +87,7 @@ def test_further_engine_options_are_passed_on() -> None:
 
 def test_only_a_cluster_on_one_machine_is_kept_to_loopback() -> None:
     assert environment(config(), "prefill", _SITE)["UCX_NET_DEVICES"] == "lo"
-    elsewhere = Site({"prefill": 1, "decode": 2}, False, "router", "token")
+    elsewhere = Site({"prefill": 1, "decode": 2}, False, ("router",), "token")
     assert "UCX_NET_DEVICES" not in environment(config(), "prefill", elsewhere)
     assert environment(config("prefill: {threads: 3}"), "prefill", _SITE)["OMP_NUM_THREADS"] == "3"
 

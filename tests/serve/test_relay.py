@@ -226,6 +226,20 @@ def test_a_fault_of_the_request_is_told_and_shuns_no_worker(stream: bool) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_keys_and_values_for_a_request_that_is_refused_are_given_up(stream: bool) -> None:
+    async def main() -> None:
+        decode, prefill = StandIn(refuse=(400, "stop cannot be empty")), StandIn()
+        async with small_endpoint([decode], [prefill]) as endpoint:
+            answer = await endpoint.ask(prompt=LONG, stop=[""], stream=stream)
+            assert answer.status == 400
+            assert decode.released == [{"remote_engine_id": prefill.url}]
+            await endpoint.ask(prompt="go>", stop=[""], stream=stream)
+            assert len(decode.released) == 1
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_ends_its_request() -> None:
     async def main() -> None:
         decode, prefill = StandIn(gap_s=0.01), StandIn(gap_s=0.01)

@@ -155,6 +155,8 @@ def test_models_and_metrics() -> None:
             assert [card["id"] for card in cards["data"]] == [MODEL]
             assert cards["data"][0]["max_model_len"] == 99
             assert json.loads((await endpoint.get(f"/v1/models/{MODEL}"))[1]) == cards["data"][0]
+            described = json.loads((await endpoint.get("/openapi.json"))[1])
+            assert list(described["paths"]) == ["/v1/completions"]
             await endpoint.ask(prompt="go>", max_tokens=8, stream=True)
             await endpoint.ask(prompt="go>", model="no")
             _, text = await endpoint.get("/metrics")
@@ -166,6 +168,9 @@ def test_models_and_metrics() -> None:
                 'ebbtide_prefills_total{where="local"} 1.0',
                 "ebbtide_time_to_first_token_seconds_count 1.0",
                 "ebbtide_inter_token_seconds_count 7.0",
+                'ebbtide_first_token_at_decode_seconds_count{prefill="local"} 1.0',
+                "ebbtide_decode_seconds_count 1.0",
+                'ebbtide_engine_kv_usage_ratio{role="decode",worker="w0"} 0.0',
                 'ebbtide_ready_workers{role="decode"} 1.0',
                 "ebbtide_running_requests 0.0",
             ):

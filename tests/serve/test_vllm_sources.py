@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ebbtide.serve.beats import _COUNTS
 from ebbtide.serve.model_files import CPU_HEAD_SIZES
 from tests.installed_sources import definitions, source
 
@@ -25,3 +26,18 @@ def test_the_head_sizes_of_cpu_attention() -> None:  # serve/model_files.py
 def test_an_engine_says_whether_it_sleeps_without_its_workers() -> None:  # serve/beats.py
     core = ast.unparse(definitions("vllm", "v1/engine/core.py")["EngineCore.is_sleeping"])
     assert "collective_rpc" not in core and "self.model_executor.is_sleeping" in core
+
+
+def test_keys_that_nobody_will_fetch_can_be_given_up() -> None:  # serve/replica.py
+    client = definitions("vllm", "v1/engine/async_llm.py")["AsyncLLM"]
+    scheduler = definitions(
+        "vllm", "distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py"
+    )["NixlPullConnectorScheduler.request_finished"]
+    assert "async def notify_kv_transfer_request_rejected(" in ast.unparse(client)
+    assert "self._reqs_need_recv[request.request_id] = (request, [], ())" in ast.unparse(scheduler)
+
+
+def test_the_counts_of_an_engine_have_these_names() -> None:  # serve/beats.py
+    metrics = ast.unparse(source("vllm", "v1/metrics/loggers.py"))
+    for name in _COUNTS:
+        assert f"name='{name.removesuffix('_sum').removesuffix('_count')}'" in metrics
