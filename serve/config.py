@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ebbtide.platform.config import Config
+from ebbtide.platform.prices import UsdPerHour
 from ebbtide.serve.keys import ApiKey, Limits
 from ebbtide.serve.split import Mode
 
@@ -69,6 +70,7 @@ class RoleConfig(Config):
 
     ``gpus`` above 1 splits the model over them (tensor parallelism). ``kv_cache_gb`` (GiB) is the
     memory for keys and values; None is 1 GiB on CPUs and what vLLM finds free on GPUs.
+    ``usd_per_hour`` is what one replica costs; None is unknown.
     """
 
     replicas: Positive = 1
@@ -76,6 +78,7 @@ class RoleConfig(Config):
     gpus: Annotated[int, Field(ge=0)] = 0
     threads: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
+    usd_per_hour: UsdPerHour | None = None
 
 
 class ServeConfig(Config):

@@ -96,10 +96,11 @@ class Worker:
 
 
 class Fleet:
-    """All workers of one endpoint."""
+    """All workers of one endpoint. ``replica_s``: seconds that those of each role have lived."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self.replica_s: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}
         self.changed: Callable[[], None] = lambda: None
 
     def beat(self, beat: Beat, now_s: float) -> None:
@@ -108,6 +109,8 @@ class Fleet:
         if worker is None or worker.last.url != beat.url:
             self._workers[beat.worker_id] = Worker(beat, now_s)
         else:
+            if not worker.is_gone(now_s):
+                self.replica_s[beat.role] += now_s - worker.heard_s
             worker.last, worker.heard_s = beat, now_s
         self.changed()
 

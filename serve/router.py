@@ -137,7 +137,7 @@ class Router:
             return await answer(200 if can else 503, to_json({"ready": can, **ready}), False)
         if path == "/metrics":
             answer.kind = b"text/plain; version=0.0.4; charset=utf-8"
-            return await answer(200, self.metrics.text(self.fleet.workers(), now_s), False)
+            return await answer(200, self.metrics.text(self.fleet, now_s), False)
         if path == "/openapi.json":
             return await answer(200, to_json(await self._description(now_s)), False)
         cards = {name: self._card(name) for name in self.door.models}
@@ -192,8 +192,7 @@ class Router:
             self.metrics.running.dec()
             usage.end(cost.num_prompt_tokens + cost.num_output_tokens)
             name = key.name if key else ANYONE
-            self.metrics.tokens.labels(name, "prompt").inc(cost.num_prompt_tokens)
-            self.metrics.tokens.labels(name, "output").inc(cost.num_output_tokens)
+            self.metrics.count_tokens(name, cost.num_prompt_tokens, cost.num_output_tokens)
 
     def _usage_of(self, key: ApiKey | None) -> Usage:
         name, own = (key.name, key.limits) if key else (ANYONE, None)

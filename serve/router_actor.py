@@ -105,7 +105,7 @@ class RouterProcess:
     async def _serve(self) -> None:
         config = self._config
         async with connected(self._token) as client:
-            metrics = RouterMetrics()
+            metrics = RouterMetrics({r: own.usd_per_hour for r, own in config.roles.items()})
             settings = Settings(config.mode, config.split_min_tokens, config.stall_s)
             relay = self._relay = Relay(self._fleet, settings, metrics, client)
             door = Door(
@@ -114,6 +114,7 @@ class RouterProcess:
             watching = asyncio.create_task(relay.watch())
             server = await self._listening(Router(door, self._fleet, metrics, relay))
             await server.start()
+            self._fleet.replica_s = {"prefill": 0.0, "decode": 0.0}  # as tokens, from now on
             self._listens = True
             self._started.set()
             await asyncio.wait(

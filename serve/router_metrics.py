@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from decimal import Decimal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ebbtide.serve.fleet import Worker
+from ebbtide.serve.config import Role
+from ebbtide.serve.fleet import Fleet
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class RouterMetrics:
-    """One router's counters; a restarted router begins at zero, as Prometheus expects."""
+    """One router's counters; a restarted router begins at zero, as Prometheus expects.
 
-    def __init__(self) -> None:
+    ``usd_per_hour`` is the price of a replica of each role; where one is unknown, so is the cost.
+    """
+
+    def __init__(self, usd_per_hour: Mapping[Role, Decimal | None] | None = None) -> None:
         self._registry = CollectorRegistry()
+        self._usd_per_hour, self._num_tokens = usd_per_hour or {}, 0
         self.requests = Counter(
             "ebbtide_requests",
             "Answered requests",
@@ -100,18 +106,47 @@ class RouterMetrics:
             ["role", "worker"],
             registry=self._registry,
         )
+        self.replica_s = Gauge(
+            "ebbtide_replica_seconds",
+            "Seconds that workers have lived",
+            ["role"],
+            registry=self._registry,
+        )
+        self.cost = Gauge(
+            "ebbtide_cost_usd",
+            "What the replica-seconds cost, and that for a million tokens of prompts and answers",
+            ["of"],
+            registry=self._registry,
+        )
         self.running = Gauge(
             "ebbtide_running_requests", "Requests at work", registry=self._registry
         )
 
-    def text(self, workers: Sequence[Worker] = (), now_s: float = 0.0) -> bytes:
+    def count_tokens(self, key: str, num_prompt: int, num_output: int) -> None:
+        """A request of a key has ended."""
+        self.tokens.labels(key, "prompt").inc(num_prompt)
+        self.tokens.labels(key, "output").inc(num_output)
+        self._num_tokens += num_prompt + num_output
+
+    def _tell_cost(self, replica_s: Mapping[Role, float]) -> None:
+        for role, seconds in replica_s.items():
+            self.replica_s.labels(role).set(seconds)
+        usd = cost_usd(replica_s, self._usd_per_hour)
+        self.cost.clear()
+        if usd is not None:
+            self.cost.labels("all").set(usd)
+            if self._num_tokens:
+                self.cost.labels("per_million_tokens").set(usd / self._num_tokens * 1_000_000)
+
+    def text(self, fleet: Fleet, now_s: float) -> bytes:
         """The exposition, with what the workers have said of themselves."""
+        self._tell_cost(fleet.replica_s)
         of_workers = (self.engine_sequences, self.kv_usage, self.engine_queue_s, self.engine_ended)
         for gauge in (self.workers, *of_workers):
             gauge.clear()
         for role in ("prefill", "decode"):
             self.workers.labels(role).set(0)
-        for worker in workers:
+        for worker in fleet.workers():
             beat = worker.last
             if worker.is_ready(now_s):
                 self.workers.labels(beat.role).inc()
@@ -123,3 +158,17 @@ class RouterMetrics:
                 self.engine_sequences.labels(*names, "running").set(load.num_running)
                 self.engine_sequences.labels(*names, "waiting").set(load.num_waiting)
         return generate_latest(self._registry)
+
+
+def cost_usd(
+    replica_s: Mapping[Role, float], usd_per_hour: Mapping[Role, Decimal | None]
+) -> float | None:
+    """Seconds times prices; None where workers of a role without a price have lived."""
+    total = 0.0
+    for role, seconds in replica_s.items():
+        if seconds:
+            price = usd_per_hour.get(role)
+            if price is None:
+                return None
+            total += seconds / 3600 * float(price)
+    return total

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import aiohttp
@@ -91,7 +92,7 @@ class SmallEndpoint:
 
     def num_running(self) -> int:
         """Requests that the router is at work on."""
-        text = self.metrics.text().decode()
+        text = self.metrics.text(self.fleet, time.monotonic()).decode()
         return int(float(text.split("\nebbtide_running_requests ")[1].split()[0]))
 
     async def ask(self, path: str = "/v1/completions", **request: Any) -> Answer:
@@ -119,7 +120,7 @@ async def small_endpoint(
     beating: bool = True,
 ) -> AsyncIterator[SmallEndpoint]:
     """Workers that beat, a router over them, and a client."""
-    fleet, metrics = Fleet(), RouterMetrics()
+    fleet, metrics = Fleet(), RouterMetrics({"decode": Decimal(36)})
     settings = settings or Settings("auto", 64, 0.5)
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(TOKEN))
