@@ -37,7 +37,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _timestamp(value: Any) -> Any:
+def timestamp(value: Any) -> Any:
+    """A field that only takes a time, written as one."""
     if not isinstance(value, str | datetime):
         raise ValueError("must be a time with its zone, such as 2026-01-31T18:00:00Z")
     return value
@@ -71,7 +72,7 @@ class BudgetConfig(Config):
     max_dollars_per_run: Usd | None = None
     max_dollars_per_epoch: Usd | None = None
     max_dollars_per_hour: Usd | None = None
-    deadline: Annotated[AwareDatetime, BeforeValidator(_timestamp)] | None = None
+    deadline: Annotated[AwareDatetime, BeforeValidator(timestamp)] | None = None
     kill_on_loss_spike: bool | Factor = False
     pause_above_usd_per_hour: Usd | None = None
     allow_unknown_price: bool = False
@@ -203,6 +204,18 @@ def judge(budget: BudgetConfig, books: Books) -> Verdict:
             text = f"the run's nodes cost {rate} of budget.max_dollars_per_hour {limit}"
             cautions.append(Caution("max_dollars_per_hour 80%", text))
     return Verdict(None, tuple(cautions))
+
+
+def shares(budget: BudgetConfig, books: Books) -> dict[str, float]:
+    """How much of each limit is used, by its name; 1 is all of it."""
+    used = {use.name: (use.now, use.limit) for use in _uses(budget, books)}
+    if budget.max_dollars_per_hour is not None:
+        used["budget.max_dollars_per_hour"] = (books.usd_per_hour, budget.max_dollars_per_hour)
+    return {
+        name.removeprefix("budget."): float(now / limit)
+        for name, (now, limit) in used.items()
+        if limit > 0
+    }
 
 
 def pause(budget: BudgetConfig, books: Books) -> str | None:

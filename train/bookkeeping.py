@@ -7,7 +7,7 @@ starts where the one before it ended, so that the time in between is the new att
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
@@ -204,6 +204,11 @@ class Bookkeeping:
     def usd(self, now_s: float) -> Decimal:
         """Dollars so far of this driver, for the nodes with a known price, and egress."""
         return self._spent + sum((_usd(node, now_s) for node in self._up.values()), Decimal(0))
+
+    @property
+    def nodes(self) -> Collection[NodeUp]:
+        """The nodes that the run has, on their present terms."""
+        return self._up.values()
 
     @property
     def usd_per_hour(self) -> Decimal:

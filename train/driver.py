@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,6 +15,7 @@ from ebbtide.platform.budget import Books
 from ebbtide.platform.clock import Clock
 from ebbtide.platform.errors import BudgetError, ClusterError
 from ebbtide.platform.ledger import LedgerWriter
+from ebbtide.platform.metrics import Sample
 from ebbtide.platform.ray_seam.state import draining_nodes
 from ebbtide.platform.ray_seam.workers import prestart_workers
 from ebbtide.train.bookkeeping import Bookkeeping, ClusterNode
@@ -37,6 +38,7 @@ from ebbtide.train.events import (
 from ebbtide.train.failures import Cause
 from ebbtide.train.history import History
 from ebbtide.train.spending import Guard
+from ebbtide.train.telemetry import Telemetry, of_budget, of_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +77,11 @@ class Driver:
         history: History,
         clock: Clock,
         on_progress: Callable[[Progress], None] | None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._config, self._desk, self._clock = config, desk, clock
         self._log, self._ledger, self._books, self.history = log, ledger, books, history
-        self._guard = guard
+        self._guard, self._telemetry = guard, telemetry
         self._on_progress = on_progress
         self._started_s = clock.monotonic()
         self._nodes_s = float("-inf")
@@ -105,8 +108,15 @@ class Driver:
             self._keep_warm(set(held) - draining.keys())
         if self._on_progress is not None and any(event.kind == "step" for event in events):
             self._on_progress(self.progress())
+        if self._telemetry is not None and self._telemetry.is_due:
+            self._telemetry.publish(self._samples(self._telemetry))
         self._keep_budget()
         self._require_start()
+
+    def _samples(self, telemetry: Telemetry) -> Iterator[Sample]:
+        yield from telemetry.figures.samples(self.history, self._config.steps)
+        yield from of_nodes(self._books.nodes, self._books.usd_per_hour)
+        yield from of_budget(self._guard.shares(self._account()))
 
     def progress(self) -> Progress:
         """Where the run is; there must have been a step."""
@@ -151,6 +161,8 @@ class Driver:
     def _record(self, events: Sequence[Event]) -> None:
         self._log.write(events)
         self.history.add(events)
+        if self._telemetry is not None:
+            self._telemetry.figures.follow(events)
         for record in self._books.follow(events):
             self._ledger.write(record)
         self._guard.follow(events, self._books.usd)

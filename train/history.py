@@ -40,12 +40,16 @@ class AttemptHistory:
 
 
 class History:
-    """Built by adding events in order; holds one entry a step, and may be asked at any time."""
+    """Built by adding events in order; holds one entry a step, and may be asked at any time.
+
+    ``tokens`` are those of the kept steps.
+    """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.sessions = 0
         self.attempts: list[AttemptHistory] = []
         self.kept: dict[int, Step] = {}
+        self.tokens = 0
         self.skipped: list[int] = []
         self.validation_loss: float | None = None
         self._asked: str | None = None
@@ -135,10 +139,12 @@ class History:
 
     def _step(self, step: Step) -> None:
         self._recent = [*self._recent[-_RATE_STEPS:], step]
-        again = [number for number in self.kept if number >= step.step]
-        for number in again:
-            self._lose(self.kept.pop(number).attempt)
-        self.kept[step.step] = step
+        while self.kept and next(reversed(self.kept)) >= step.step:
+            _, again = self.kept.popitem()
+            self.tokens -= again.tokens
+            self._lose(again.attempt)
+        self.kept[step.step] = step  # so that the highest is the last
+        self.tokens += step.tokens
         if self.attempts and self.attempts[-1].attempt == step.attempt:
             now = self.attempts[-1]
             first = step.step if now.first_step is None else now.first_step

@@ -41,6 +41,7 @@ from ebbtide.train.ray_connection import connected
 from ebbtide.train.resume import require_same_run
 from ebbtide.train.run_lock import RunLock
 from ebbtide.train.spending import Guard
+from ebbtide.train.telemetry import AccountWatch, Telemetry
 
 if TYPE_CHECKING:
     from ebbtide.train.driver import Driver, Progress
@@ -107,8 +108,10 @@ def train(
         admission.admit(config, guard, spent, clock.time())
         with feed, admission.share(config, spent, books, clock), connected(address):
             admission.require_prices(config, feed)
-            with _open(config, run, history, books, guard, clock, on_progress) as driver:
-                _fit(config, driver, lock)
+            with AccountWatch(run, clock) as watch:
+                seen = Telemetry(config.name, watch, clock, events)
+                with _open(config, run, history, books, guard, clock, on_progress, seen) as driver:
+                    _fit(config, driver, lock)
     return _result(config, history, config.steps, driver, was_finished=False)
 
 
@@ -160,6 +163,7 @@ def _open(
     guard: Guard,
     clock: Clock,
     on_progress: Callable[[Progress], None] | None,
+    telemetry: Telemetry,
 ) -> Iterator[Driver]:
     """The run's desk, events and ledger; they say how it ended, whatever happens in between."""
     from ebbtide.train.desk import open_desk
@@ -175,7 +179,9 @@ def _open(
         history.add([started])
         log.write([started])
         ledger.write(records.Started(time_s=clock.time()))
-        driver = Driver(config, desk, log, ledger, books, guard, history, clock, on_progress)
+        driver = Driver(
+            config, desk, log, ledger, books, guard, history, clock, on_progress, telemetry
+        )
         status, message = "interrupted", None
         try:
             yield driver

@@ -156,6 +156,10 @@ class Guard:
             text += f" (about {usd_text(end_usd, limit)} at the end)"
         return text
 
+    def shares(self, books: Books) -> dict[str, float]:
+        """How much of each limit is used, by its name."""
+        return budget.shares(self._limits, books)
+
     def decide(self, books: Books, unpriced: str | None = None) -> Act:
         """What to do now. ``unpriced`` names a node whose price is not known."""
         if self._stop is None:

@@ -86,7 +86,7 @@ def events_of(source: Storage) -> tuple[list[Event], History]:
 
 def tokens_of(history: History) -> int:
     """The tokens of the kept steps."""
-    return sum(step.tokens for step in history.kept.values())
+    return history.tokens
 
 
 def runs_under(storage: Storage) -> list[str]:
