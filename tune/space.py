@@ -135,6 +135,22 @@ def _check_module(path: str, function: str) -> None:
         )
 
 
+def _require_own_limits(path: str, config: TuneConfig, base: TrainConfig) -> None:
+    """Raise ConfigError if the base has a budget and the sweep has no limit of that kind: the
+    base's is of one run, and would be taken for the sweep's."""
+    dollars = ("max_dollars_per_run", "max_dollars_per_epoch", "max_dollars_per_hour", "shared")
+    for own, given, limits in (
+        ("max_dollars", config.max_dollars, dollars),
+        ("max_seconds", config.max_seconds, ("deadline",)),
+    ):
+        named = [limit for limit in limits if getattr(base.budget, limit) is not None]
+        if named and given is None:
+            raise ConfigError(
+                f"{path}: {config.base} has budget.{named[0]}, which holds for one run and not for "
+                f"a sweep of many; give the sweep its own {own}"
+            )
+
+
 def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep's file and its base, and check them. Raises ConfigError; nothing is started.
 
@@ -146,6 +162,7 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         return Sweep(config)
     assert config.base is not None
     base = job_file.load(Path(path).parent / config.base, TrainConfig)
+    _require_own_limits(str(path), config, base)
     values: dict[str, Any] = dict(config.overrides)
     if config.steps is not None:
         values["steps"] = config.steps

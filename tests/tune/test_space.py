@@ -47,6 +47,23 @@ def test_values_become_a_training_job(base_file: Path) -> None:
         with_values(base, {"optimizer.lr": -1})
 
 
+@pytest.mark.parametrize(
+    ("budget", "own", "limit"),
+    [
+        ("{max_dollars_per_run: 5}", "max_dollars", "2"),
+        ("{max_dollars_per_hour: 5}", "max_dollars", "2"),
+        ("{deadline: 2031-01-01T00:00:00Z}", "max_seconds", "60"),
+    ],
+)
+def test_a_budget_of_the_base_is_not_taken_for_the_sweeps(
+    base_file: Path, budget: str, own: str, limit: str
+) -> None:
+    base_file.write_text(f"{base_file.read_text()}\nbudget: {budget}\n")
+    assert f"give the sweep its own {own}" in refusal(base_file)
+    found = sweep(base_file, f"{own}={limit}")
+    assert found.base is not None and found.base.budget.model_fields_set
+
+
 def test_a_trial_shorter_than_the_warm_up_is_told_before_anything_starts(base_file: Path) -> None:
     assert "schedule.warmup_steps must not exceed steps" in refusal(base_file, "steps=5")
 
