@@ -1,7 +1,7 @@
 """Kills processes under open streams: whether every answer is completed, and with its tokens.
 
-``python -m bench.serve_chaos [--short] [--kills N] [--json]``: one prefill and one decode worker.
-Each round opens greedy streams, kills one process (a replica, an engine or its worker, of either
+``python -m bench.serve_chaos [--short] [--kills N] [--seed N] [--json]``: one prefill and
+one decode worker. Each round opens greedy streams, kills one process (a replica, an engine or its worker, of either
 role) and compares all token ids with those of an undisturbed run; then it waits for both roles.
 The last line is one JSON document.
 """
@@ -135,10 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--kills", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     kills = arguments.kills or (20 if arguments.short else 200)
-    random.seed(0)
+    random.seed(arguments.seed)
     found: list[Stream] = []
     mismatches, back_s = 0, []
     with tempfile.TemporaryDirectory() as folder:

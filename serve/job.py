@@ -23,7 +23,7 @@ from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import LocalStorage, open_storage
-from ebbtide.serve import capacity, cluster, ports, startup
+from ebbtide.serve import capacity, cluster, ports, split, startup
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import (
@@ -60,10 +60,11 @@ class Serving:
         resources: contextlib.ExitStack,
         interrupts: Interrupts,
         clock: Clock,
+        router: Any = None,
     ) -> None:
         self.endpoint, self.model_name = config.endpoint, config.model_name
         self._config, self._resources = config, resources
-        self._interrupts, self._clock = interrupts, clock
+        self._interrupts, self._clock, self._router = interrupts, clock, router
 
     def __enter__(self) -> Serving:
         self._interrupts.may_raise = True
@@ -96,6 +97,19 @@ class Serving:
                 if now.state != was:
                     log.warning("%s: %s", self._config.name, now.text)
                 was = now.state
+                self._advise()
+
+    def _advise(self) -> None:
+        """Say once if the workers would be better put to another use."""
+        import ray
+
+        if self._router is None or self._config.mode == "colocated":
+            return
+        with contextlib.suppress(ray.exceptions.RayError):
+            led = ray.get(self._router.prefills.remote(), timeout=_WATCH_S)
+            if advice := split.better_colocated(led["local"], led["remote"]):
+                log.info("%s: %s", self._config.name, advice)
+                self._router = None
 
 
 def start(
@@ -144,7 +158,7 @@ def start(
     except BaseException:
         resources.close()
         raise
-    return Serving(config, resources, interrupts, clock)
+    return Serving(config, resources, interrupts, clock, routers[0])
 
 
 def is_loopback(host: str) -> bool:

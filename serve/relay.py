@@ -251,7 +251,7 @@ class Relay:
         num_new = self._ratio.tokens(parts, max(0, len(parts) - decode.prefixes.known(keys)))
         load = Load(num_new, prefill.num_queued_tokens, decode.num_requests)
         where = prefill_where(body, load, self.settings.mode, self.settings.split_min_tokens)
-        self.metrics.prefills.labels(where).inc()
+        self.metrics.count_prefill(where)
         if where == "local":
             return body
         asked = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}

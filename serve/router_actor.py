@@ -68,6 +68,10 @@ class RouterProcess:
         now_s = time.monotonic()
         return {role: len(self._fleet.ready(role, now_s)) for role in ("prefill", "decode")}
 
+    def prefills(self) -> dict[str, int]:
+        """How many prompts were computed where."""
+        return dict(self._relay.metrics.num_prefills)
+
     def set_mode(self, mode: Mode) -> None:
         """Lead requests that come from now on as in this mode, with the workers that there are."""
         self._relay.settings = replace(self._relay.settings, mode=mode)

@@ -23,6 +23,7 @@ class RouterMetrics:
     def __init__(self, usd_per_hour: Mapping[Role, Decimal | None] | None = None) -> None:
         self._registry = CollectorRegistry()
         self._usd_per_hour, self._num_tokens = usd_per_hour or {}, 0
+        self.num_prefills = {"local": 0, "remote": 0}
         self.requests = Counter(
             "ebbtide_requests",
             "Answered requests",
@@ -121,6 +122,11 @@ class RouterMetrics:
         self.running = Gauge(
             "ebbtide_running_requests", "Requests at work", registry=self._registry
         )
+
+    def count_prefill(self, where: str) -> None:
+        """A prompt is computed by the decode worker (local) or by a prefill worker (remote)."""
+        self.prefills.labels(where).inc()
+        self.num_prefills[where] += 1
 
     def count_tokens(self, key: str, num_prompt: int, num_output: int) -> None:
         """A request of a key has ended."""

@@ -54,6 +54,24 @@ def prefill_where(
     return "remote" if load.num_new_tokens >= enough and not waits else "local"
 
 
+ENOUGH = 500
+"""Requests before anything is concluded from them."""
+
+
+def better_colocated(num_local: int, num_remote: int) -> str | None:
+    """Why workers that do everything would serve what was asked so far better, if they would.
+
+    A prefill worker that computes few prompts is a worker less for everything else.
+    """
+    asked = num_local + num_remote
+    if asked < ENOUGH or num_remote > asked / 100:
+        return None
+    return (
+        f"{num_remote} of {asked} prompts were worth a prefill worker; `mode: colocated` would have"
+        " its resources answer requests"
+    )
+
+
 def num_prompts(prompt: Any) -> int:
     """How many prompts ``prompt`` holds: text or token ids are one, a list of such is many."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

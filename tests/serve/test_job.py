@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,6 +117,27 @@ def test_a_signal_ends_the_wait(
     assert looked == ["tide"] * 3
     assert ended == ["ended"]
     assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_what_would_be_better_is_said_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Router:
+        prefills = SimpleNamespace(remote=lambda: {"local": 1000, "remote": 0})
+
+    import ray
+
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(job, "_progress", lambda of: Progress("running", ""))
+    monkeypatch.setattr(logging.getLogger("ebbtide"), "propagate", True)
+    caplog.set_level(logging.INFO, "ebbtide")
+    resources = contextlib.ExitStack()
+    interrupts = resources.enter_context(Interrupts())
+    clock = _Interrupting(signal.SIGINT, at_s=9)
+    serving = job.Serving(config(model), resources, interrupts, clock, Router())
+    with pytest.raises(KeyboardInterrupt), serving:
+        serving.wait()
+    assert len({id(each) for each in caplog.records if "colocated" in each.message}) == 1
 
 
 def test_a_second_signal_does_not_cut_the_end_short(model: Path) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from ebbtide.serve.split import Load, can_split, num_prompts, prefill_where
+from ebbtide.serve.split import (
+    ENOUGH,
+    Load,
+    better_colocated,
+    can_split,
+    num_prompts,
+    prefill_where,
+)
 
 IDLE = Load(num_new_tokens=600, num_queued_tokens=0, num_streams=0)
 
@@ -56,3 +63,10 @@ def test_num_prompts() -> None:
     assert [num_prompts(p) for p in ("a", [1, 2], ["a"], ["a", "b"], [[1], [2]], [], None)] == [
         *(1, 1, 1, 2, 2, 1, 1)
     ]
+
+
+def test_a_prefill_worker_with_nothing_to_do_is_told() -> None:
+    assert better_colocated(ENOUGH - 1, 0) is None
+    advice = better_colocated(995, 5)
+    assert advice is not None and advice.startswith("5 of 1000 prompts")
+    assert better_colocated(900, 100) is None
