@@ -1,9 +1,9 @@
 """Kills processes under open streams: whether every answer is completed, and with its tokens.
 
-``python -m bench.serve_chaos [--short] [--kills N] [--seed N] [--json]``: one prefill and one decode
-worker. Each round opens greedy streams, kills one process (a replica, an engine or its worker, of
-either role) and compares all token ids with those of an undisturbed run; then it waits for both
-roles. The last line is one JSON document.
+``python -m bench.serve_chaos [--short] [--kills N] [--seed N] [--json]``: one prefill and one
+decode worker. Each round opens greedy streams, kills one process (a replica, an engine or its
+worker, of either role) and compares all token ids with those of an undisturbed run; then it waits
+for both roles. The last line is one JSON document.
 """
 
 from __future__ import annotations
