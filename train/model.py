@@ -88,6 +88,15 @@ def check_model(config: ModelConfig, vocab_size: int, sequence_length: int) -> N
         )
 
 
+def has_source(source: str) -> bool:
+    """Whether a model's description can be read at ``model.source`` from here."""
+    try:
+        with _fetched(source, "random"):
+            return True
+    except EbbtideError:
+        return False
+
+
 def config_json(model: nn.Module) -> str | None:
     """The ``config.json`` of a model of transformers, ready for inference; None for others."""
     found: Any = getattr(model, "config", None)

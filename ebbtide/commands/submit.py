@@ -36,19 +36,34 @@ def submit(
     Example: [bold]ebbtide submit examples/stdlib-lm/train.yaml --address http://head:8265[/bold]
     """
     from ebbtide.platform import config as job_file
-    from ebbtide.platform.ray_jobs import RayJobs
     from ebbtide.train.config import TrainConfig
 
     config = job_file.load(file, TrainConfig, overrides)
     _require_lasting(config.data.uri, "data.uri")
     _require_lasting(config.storage, "storage")
-    command = ["python", "-m", "ebbtide", "train", _inside(file, working_dir)]
+    command = [_inside(file, working_dir)]
+    run_there(command, overrides, address, working_dir, name, no_wait, as_json)
+
+
+def run_there(
+    what: list[str],
+    overrides: list[str],
+    address: str | None,
+    working_dir: Path,
+    name: str | None,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    """Run ``ebbtide train WHAT`` as a Ray job, and exit as it does."""
+    from ebbtide.platform.ray_jobs import RayJobs
+
+    command = ["python", "-m", "ebbtide", "train", *what]
     for override in overrides:
         command += ["--set", override]
     jobs = RayJobs(address)
     job_id, is_new = jobs.submit(command, working_dir.resolve(), name)
-    what = "submitted" if is_new else "is there already; following it"
-    typer.echo(f"job {job_id} {what} ({jobs.address})", err=True)
+    state = "submitted" if is_new else "is there already; following it"
+    typer.echo(f"job {job_id} {state} ({jobs.address})", err=True)
     if no_wait:
         _report({"job_id": job_id, "submitted": is_new, "status": None, "exit_code": None}, as_json)
         return

@@ -21,7 +21,14 @@ _FIRST_LINE_S, _LAST_LINE_S, _LINE_GROWTH = 2.0, 30.0, 1.1
 
 
 def train(
-    file: Path = typer.Argument(help="The job file (YAML)."),
+    file: Path | None = typer.Argument(None, help="The job file (YAML).", show_default=""),
+    resume: str | None = typer.Option(
+        None,
+        "--resume",
+        metavar="URI",
+        help="Instead of a job file: a checkpoint of a run that was paused, here or on another "
+        "cluster (or the run itself). Its job is stored with it.",
+    ),
     overrides: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="Override a key of the file. May be repeated."
     ),
@@ -42,19 +49,27 @@ def train(
     A run is known by its name and storage: the same command again goes on from the newest
     checkpoint, and says so if the run is finished.
 
+    A run that was paused goes on by a checkpoint's URI alone, on any cluster that reaches it.
+
     Example: [bold]ebbtide train examples/stdlib-lm/train.yaml --set optimizer.lr=3e-4[/bold]
     """
     from ebbtide.platform import config as job_file
+    from ebbtide.platform.errors import ConfigError
     from ebbtide.train.config import TrainConfig
+    from ebbtide.train.paused import paused_job
 
     if digest:
         overrides = [*overrides, "digest=true"]
-    config = job_file.load(file, TrainConfig, overrides)
+    if (file is None) == (resume is None):
+        raise ConfigError("give a job file, or the URI of a checkpoint with --resume")
     if address is not None and address.startswith(("http://", "https://")):
-        from ebbtide.commands.submit import submit
-
-        submit(file, overrides, address, Path("."), None, False, as_json)
+        _submit(file, resume, overrides, address, as_json)
         return
+    if resume is not None:
+        config = paused_job(resume, overrides)
+    else:
+        assert file is not None
+        config = job_file.load(file, TrainConfig, overrides)
     from ebbtide.train.job import train as run
 
     with stdout.reserved():
@@ -63,6 +78,18 @@ def train(
         typer.echo(json.dumps(document(result), indent=2))
     else:
         typer.echo(summary(result))
+
+
+def _submit(
+    file: Path | None, resume: str | None, overrides: list[str], address: str, as_json: bool
+) -> None:
+    from ebbtide.commands.submit import run_there, submit
+
+    if file is not None:
+        submit(file, overrides, address, Path("."), None, False, as_json)
+    else:
+        what = ["--resume", str(resume)]
+        run_there(what, overrides, address, Path("."), None, False, as_json)
 
 
 class ProgressLine:
