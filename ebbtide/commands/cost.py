@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from ebbtide.commands import real_cost as real
 from ebbtide.commands.cost_tables import (
     COLUMNS,
     attempts,
@@ -34,6 +35,7 @@ from ebbtide.platform.account import Account, Dollars, Total, account
 from ebbtide.platform.account_table import csv_text, write_parquet
 from ebbtide.platform.errors import ConfigError, CostError
 from ebbtide.platform.ledger import LedgerFault
+from ebbtide.platform.real_cost import Rates
 from ebbtide.platform.storage import join, open_storage
 
 
@@ -52,10 +54,24 @@ def cost(
     parquet: Path | None = typer.Option(
         None, "--parquet", help="Write the rows of --csv to this Parquet file, too."
     ),
+    network: str = typer.Option(
+        "0", "--network-factor", help="What the network adds to the nodes' price: 0.2 is 20%."
+    ),
+    storage_price: str = typer.Option(
+        "0", "--storage-usd-per-gb-month", help="Price of what the run has stored."
+    ),
+    engineering_rate: str = typer.Option(
+        "0", "--engineering-usd-per-hour", help="Price of an engineer's hour."
+    ),
+    engineering_hours: str = typer.Option(
+        "0", "--engineering-hours", help="Hours that the run took of engineers' time."
+    ),
 ) -> None:
     """Show what a run has cost, by owner, attempt, epoch and instance type. The run may be alive.
 
     Seconds are node-seconds; "on demand" is what they would have cost at on-demand prices.
+
+    With a price of network, storage or engineers it also shows the run's real cost.
 
     Example: [bold]ebbtide cost stdlib-lm --storage s3://bucket/runs[/bold]
     """
@@ -63,15 +79,28 @@ def cost(
         raise ConfigError("--json and --csv are two forms of one answer; give one of them")
     if every == (run is not None) or (every and storage is None):
         raise ConfigError("name one RUN, or give --all with --storage")
+    rates = Rates(
+        real.rate("--network-factor", network),
+        real.rate("--storage-usd-per-gb-month", storage_price),
+        real.rate("--engineering-usd-per-hour", engineering_rate),
+        real.rate("--engineering-hours", engineering_hours),
+    )
     if every and storage is not None:
+        if rates.given:
+            raise ConfigError("the real cost is shown of one run; leave --all out")
         _every(storage, as_json, as_csv, parquet)
         return
     source = open_storage(str(run) if storage is None else join(storage, str(run)))
     ledger = ledger_of(source)
-    result, tokens = account(ledger.records, time.time()), tokens_of(events_of(source)[1])
+    now_s = time.time()
+    result, tokens = account(ledger.records, now_s), tokens_of(events_of(source)[1])
+    whole = real.of_run(source, ledger.records, result, rates, now_s) if rates.given else None
     _write(parquet, [(source.uri, result)])
     if as_json:
-        typer.echo(json.dumps(document(source.uri, result, ledger.faults, tokens), indent=2))
+        shown_of = document(source.uri, result, ledger.faults, tokens)
+        if whole is not None:
+            shown_of["real_cost"] = real.document(whole)
+        typer.echo(json.dumps(shown_of, indent=2))
         return
     if as_csv:
         typer.echo(csv_text([(source.uri, result)]), nl=False)
@@ -81,6 +110,8 @@ def cost(
         console.print(shown)
     for line in (*summary(result), *lines(result, tokens)):
         console.print(line, highlight=False)
+    if whole is not None:
+        console.print(real.line(whole), highlight=False)
     _say_faults(ledger.faults)
 
 

@@ -108,6 +108,19 @@ def test_tables_show_it_and_a_damaged_line_is_said_not_fatal(run: Path) -> None:
     assert "torn-000000.jsonl:1" in result.stderr
 
 
+def test_the_real_cost_has_network_storage_and_engineers(run: Path) -> None:
+    rates = ("--network-factor=0.2", "--engineering-usd-per-hour=90", "--engineering-hours=2")
+    result = ebbtide("cost", str(run), "--json", *rates)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)["real_cost"]
+    assert (found["nodes_usd"], found["network_usd"]) == (0.2, 0.04)
+    assert (found["engineering_usd"], found["total_usd"]) == (180.0, 180.24)
+    result = ebbtide("cost", str(run), *rates)
+    assert "real cost $180.24: $0.20 of nodes + $0.04 network + $180.00 eng" in result.stdout
+    for wrong in ("-1", "nan", "much"):
+        assert ebbtide("cost", str(run), f"--network-factor={wrong}").returncode == 2
+
+
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:
     result = ebbtide("cost", "nothing", "--storage", str(tmp_path))
     assert result.returncode == 10

@@ -152,14 +152,14 @@ def test_cost_by_epoch_per_token_without_stalls_and_as_csv(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_events(run)
-    cost_command.cost(str(run), None, False, False, False, None)
+    cost_command.cost(str(run), None, False, False, False, None, "0", "0", "0", "0")
     shown = " ".join(capsys.readouterr().out.split())
     assert "By epoch" in shown
     assert "1 300.0 45.5 $0.1000 $0.3000 By instance type" in shown
     assert "$31.25 per 1M tokens (partial), over the 6,400 of kept steps" in shown
 
     table = tmp_path / "tables" / "rows.parquet"
-    cost_command.cost(str(run), None, False, False, True, table)
+    cost_command.cost(str(run), None, False, False, True, table, "0", "0", "0", "0")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("run,node_id,instance_type,market,zone,attempt,epoch,owner,")
     rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
