@@ -21,6 +21,7 @@ from ebbtide.train.dataset import TokenDataset
 from ebbtide.train.digest import state_digests
 from ebbtide.train.exact import ExactReduction, make_deterministic
 from ebbtide.train.generation import Generation
+from ebbtide.train.handover import Handover
 from ebbtide.train.loader import StepLoader
 from ebbtide.train.loss import build_loss
 from ebbtide.train.manifest import CheckpointInfo
@@ -89,6 +90,7 @@ def run_generation(
     skip: Collection[int] = (),
     nodes: Sequence[str] = (),
     interruptions: Interruptions = NO_INTERRUPTIONS,
+    handover: Handover | None = None,
 ) -> Outcome:
     """Train from the newest committed checkpoint to the end, or until the world says to leave.
 
@@ -96,7 +98,8 @@ def run_generation(
     the step if the loss is not finite, ConfigError, CheckpointError, DataError, StorageError.
     Without ``checkpoints`` it starts afresh and neither reads nor writes the run's storage. The
     batches of the 1-based steps ``skip`` are left out. ``nodes`` are those of the ranks, if copies
-    may be kept in their memory; ``interruptions`` what the run has met before.
+    may be kept in their memory; ``interruptions`` what the run has met before. With a ``handover``,
+    which takes the place of checkpoints, it begins from what that has.
     """
     torch.set_num_threads(config.workers.threads)
     if config.reduction == "exact":
@@ -111,6 +114,7 @@ def run_generation(
             skip,
             nodes,
             interruptions,
+            handover,
         )
     with contextlib.closing(training.step.loader):
         try:
@@ -136,6 +140,7 @@ class Training:
         skip: Collection[int] = (),
         nodes: Sequence[str] = (),
         interruptions: Interruptions = NO_INTERRUPTIONS,
+        handover: Handover | None = None,
     ) -> None:
         self.config, self.surroundings, self.device = config, surroundings, device
         self.skip = frozenset(skip)
@@ -158,6 +163,8 @@ class Training:
             keeps = nodes if config.checkpoint.memory else ()
             source, self.start = restore(self.checkpoints, self.state, keeps)
             self.saver = open_saver(self.checkpoints, self.state, keeps, source, interruptions)
+        elif handover is not None:
+            self.start = handover.begin(self.state)
         self.generation = Generation(
             index=generation_index,
             rank=dist.get_rank(),
