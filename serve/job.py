@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _WATCH_S = 2.0
+_ADVISE_S = 60.0
 _BEAT_S = 0.2
 _SAY_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0
@@ -89,6 +90,7 @@ class Serving:
         """
         self._interrupts.may_raise = False
         was, looked_s = "running", self._clock.monotonic()
+        advised_s = looked_s
         while True:
             self._interrupts.check()
             self._clock.sleep(_BEAT_S)
@@ -97,6 +99,8 @@ class Serving:
                 if now.state != was:
                     log.warning("%s: %s", self._config.name, now.text)
                 was = now.state
+            if self._clock.monotonic() - advised_s >= _ADVISE_S:
+                advised_s = self._clock.monotonic()
                 self._advise()
 
     def _advise(self) -> None:

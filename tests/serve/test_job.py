@@ -133,7 +133,7 @@ def test_what_would_be_better_is_said_once(
     caplog.set_level(logging.INFO, "ebbtide")
     resources = contextlib.ExitStack()
     interrupts = resources.enter_context(Interrupts())
-    clock = _Interrupting(signal.SIGINT, at_s=9)
+    clock = _Interrupting(signal.SIGINT, at_s=200)
     serving = job.Serving(config(model), resources, interrupts, clock, Router())
     with pytest.raises(KeyboardInterrupt), serving:
         serving.wait()
