@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ebbtide import __version__
-from ebbtide.commands import data, tune
+from ebbtide.commands import data, plan, tune
 from ebbtide.commands.agent import agent
 from ebbtide.commands.chaos import chaos
 from ebbtide.commands.checkpoints import checkpoints
@@ -65,6 +65,7 @@ app.command()(simulate)
 app.command()(submit)
 app.command()(train)
 app.add_typer(data.app, name="data")
+app.add_typer(plan.app, name="plan")
 app.add_typer(tune.app, name="tune")
 
 
