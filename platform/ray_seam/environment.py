@@ -36,6 +36,12 @@ QUIET_NODE: Mapping[str, str] = {
 }
 """For the processes of a node on a machine that is used for other things."""
 
+QUICK_METRICS: Mapping[str, str] = {
+    "RAY_enable_metrics_collection": "1",
+    "RAY_metrics_report_interval_ms": "1000",  # 10 s as it comes
+}
+"""For nodes whose metrics are looked at, where their port may be open."""
+
 CONTROLLER: Mapping[str, str] = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # 2 s as it comes
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",  # 60 s as it comes

@@ -25,6 +25,7 @@ from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.metrics import METRICS, PREFIX
 from ebbtide.platform.ports import free_ports
+from ebbtide.platform.ray_seam.environment import QUICK_METRICS
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.events import read_events
@@ -37,7 +38,6 @@ from tests.train.test_elastic import undisturbed
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 LIMIT_S = 240.0
-METRICS_ON = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interval_ms": "1000"}
 
 
 def await_condition(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -51,7 +51,7 @@ def await_condition(condition: Callable[[], object], process: subprocess.Popen[s
 @pytest.fixture
 def first_cluster() -> Iterator[LocalCluster]:
     """A cluster of one node that serves metrics; it is gone when the other one is used."""
-    with LocalCluster(1, environment=METRICS_ON) as cluster:
+    with LocalCluster(1, environment=QUICK_METRICS) as cluster:
         yield cluster
 
 

@@ -18,6 +18,7 @@ COMPILED = {
     **environment.RAYS_FAILURE_DETECTION,
     **environment.PATIENT_FAILURE_DETECTION,
     **environment.QUIET_NODE,
+    **environment.QUICK_METRICS,
 }
 
 
