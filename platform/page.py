@@ -35,6 +35,7 @@ h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#444}
 table{border-collapse:collapse;margin:.4rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:right}
 td:first-child,th:first-child{text-align:left}th{border-bottom:1px solid #999;font-weight:600}
+.why{text-align:left}
 .facts{display:flex;flex-wrap:wrap;gap:.6rem 2rem;margin:1rem 0}
 .facts b{display:block;font-size:1.15rem}
 .key i{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 .9em}li{margin:.3rem 0}
@@ -49,6 +50,8 @@ class Series:
     validation: Sequence[tuple[float, float]] = ()
     marks: Sequence[Event] = ()
     workers: Sequence[tuple[float, float]] = ()
+    market: Sequence[tuple[str, str, str]] = ()
+    """When the market's policy changed its mind, where it wanted the nodes then, and why."""
 
 
 def over_time(records: Sequence[Record], now_s: float) -> tuple[list[float], list[Account]]:
@@ -83,6 +86,7 @@ def page(
         _section("What to fix first", _advice(result)),
         _section("Loss", _loss(series)),
         *_by_time(records, now_s, series),
+        *([_section("Where the nodes were wanted", _market(series))] if series.market else []),
         _section("Dollars per epoch", _epochs(result)),
         _section("Node time by owner", _owners(result)),
     ]
@@ -141,6 +145,15 @@ def _by_time(records: Sequence[Record], now_s: float, series: Series) -> list[st
         chart = step_chart(levels, max(edges[-1], levels[-1][0]), x_label=x_label, y_label="ranks")
         found.insert(0, _section("World size", chart))
     return found
+
+
+def _market(series: Series) -> str:
+    head = "<tr><th>when</th><th>nodes</th><th class=why>why</th></tr>"
+    rows = "".join(
+        f"<tr><td>{escape(when)}</td><td>{escape(where)}</td><td class=why>{escape(why)}</td></tr>"
+        for when, where, why in series.market
+    )
+    return f"<table>{head}{rows}</table>"
 
 
 def _epochs(result: Account) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ebbtide.platform.budget import BudgetConfig, Usd
 from ebbtide.platform.config import Config
+from ebbtide.platform.market.config import MarketConfig
 
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
@@ -210,6 +211,7 @@ class TrainConfig(Config):
     workers: WorkersConfig = WorkersConfig()
     cost: CostConfig = CostConfig()
     budget: BudgetConfig = BudgetConfig()
+    market: MarketConfig | None = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,26 +10,30 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ebbtide.platform.nodes import LABEL_NODE_ID
 from ebbtide.platform.ray_seam.decisions import NodeOffer
 from ebbtide.platform.ray_seam.state import unreachable_nodes
 from ebbtide.train import elastic
 from ebbtide.train.desk import Standing, find_desk
-from ebbtide.train.elastic import GROWTH_GAIN, Limits, Offer, Running
+from ebbtide.train.elastic import GROWTH_GAIN, Limits, Offer, Running, Wish
 from ebbtide.train.events import Failed, Skipped
-from ebbtide.train.failures import Failure, classify
+from ebbtide.train.failures import Failure, Released, classify
 from ebbtide.train.retries import Retries, Verdict
 
 
 class Scaling:
     """Answers the controller's questions how many workers there should be, and where."""
 
-    def __init__(self, run_uri: str, limits: Limits) -> None:
-        self._run_uri, self._limits = run_uri, limits
+    def __init__(self, run_uri: str, limits: Limits, has_market: bool = False) -> None:
+        self._run_uri, self._limits, self._has_market = run_uri, limits, has_market
+        self._wish: Wish | None = None
         self._more_since_s: float | None = None
+        self._elsewhere: tuple[int, float] | None = None
         self._noticed_s: float | None = None
         self._ended_attempt: int | None = None
         self._first_seen_s: dict[str, float] = {}
         self._offers: Sequence[Offer] = ()
+        self._in_use: Sequence[str] = ()
         self._placed: int | None = None
         self._is_held = False
         self._handle: Any = None
@@ -40,11 +44,12 @@ class Scaling:
 
         offers = self._see(nodes)
         self._tell(offers, ())
-        self._more_since_s, self._noticed_s = None, None
+        self._more_since_s, self._noticed_s, self._elsewhere = None, None, None
         not_before_s = ray.get(self._desk().not_before.remote())
-        self._is_held = not_before_s == math.inf
-        if time.time() < not_before_s:
+        self._is_held = not_before_s == math.inf or self._waits
+        if self._is_held or time.time() < not_before_s:
             return None
+        self._offers = offers = elastic.offers_of_market(offers, self._limits)
         standing: Standing | None = ray.get(self._desk().standing.remote())
         if standing is not None:
             offers = elastic.offers_to_start(offers, standing.running.nodes, self._limits)
@@ -69,6 +74,7 @@ class Scaling:
             return workers
         self._tell(offers, running.nodes)
         reason = self._notice(standing.attempt, offers, running, now_s)
+        reason = reason or self._move(offers, running, now_s)
         reason = reason or self._growth(standing.attempt, offers, running, now_s)
         if reason is not None:
             self._desk().ask_to_leave.remote(standing.attempt, reason)
@@ -87,13 +93,30 @@ class Scaling:
         self._placed = next_attempt
         return elastic.place(self._offers, before, workers)
 
-    def to_request(self, nodes: Sequence[NodeOffer]) -> int:
-        """How many workers' worth of nodes to ask the cluster for; none while the run is held."""
-        if self._is_held:
-            return 0
-        return self._limits.most + elastic.hidden_workers(_offers(nodes, ()))
+    def to_request(self, nodes: Sequence[NodeOffer]) -> Sequence[Mapping[str, str]]:
+        """The workers to ask the cluster for, with the labels of their nodes; none while the run is
+        held. What runs elsewhere than the market wants it is asked for until it has moved."""
+        if self._is_held or self._waits:
+            return []
+        offers = _offers(nodes, (), self._wish)
+        labels = self._wish.labels or {} if self._wish is not None else {}
+        here = [offer for offer in offers if offer.wanted]
+        wanted = [labels] * (self._limits.most + elastic.hidden_workers(here))
+        elsewhere = {offer.node_id for offer in offers if not offer.wanted}
+        kept = [{LABEL_NODE_ID: node} for node in self._in_use if node in elsewhere]  # by rank
+        return [*wanted, *kept]
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the market wants no nodes for now, or has not decided yet."""
+        return self._has_market and (self._wish is None or self._wish.labels is None)
 
     def _see(self, nodes: Sequence[NodeOffer]) -> Sequence[Offer]:
+        import ray
+
+        if self._has_market:
+            self._wish = ray.get(self._desk().wish.remote())
+            self._in_use = ray.get(self._desk().placed.remote())[0]
         now_s = time.monotonic()
         self._first_seen_s = {
             node.node_id: self._first_seen_s.get(node.node_id, now_s) for node in nodes
@@ -103,7 +126,7 @@ class Scaling:
             for node, seen_s in self._first_seen_s.items()
             if now_s - seen_s >= elastic.WARM_PATIENCE_S
         }
-        self._offers = _offers(nodes, old)
+        self._offers = _offers(nodes, old, self._wish)
         return self._offers
 
     def _notice(
@@ -126,9 +149,31 @@ class Scaling:
             return None
         return f"notice: {_short(going)} will be taken away"
 
+    def _move(self, offers: Sequence[Offer], running: Running, now_s: float) -> str | None:
+        """Why to leave for where the market wants the run, if it is time to."""
+        wish = self._wish
+        if wish is None:
+            return None
+        if wish.labels is None:
+            return f"market: {wish.reason}"
+        strangers = {offer.node_id for offer in offers if not offer.wanted}
+        if not strangers.intersection(running.nodes):
+            self._elsewhere = None
+            return None
+        wanted = [offer for offer in offers if offer.wanted]
+        possible = elastic.possible_workers(wanted, self._limits)
+        if self._elsewhere is None or self._elsewhere[0] != possible:
+            self._elsewhere = possible, now_s
+        if elastic.move_is_due(offers, running, self._limits, now_s, self._elsewhere[1]):
+            return f"market: {wish.reason}"
+        return None
+
     def _growth(
         self, attempt: int, offers: Sequence[Offer], running: Running, now_s: float
     ) -> str | None:
+        if self._elsewhere is not None:
+            return None  # it is to move
+        offers = [offer for offer in offers if offer.wanted]
         possible = elastic.possible_workers(offers, self._limits)
         if possible <= running.world_size:
             self._more_since_s = None
@@ -154,7 +199,8 @@ class Scaling:
 
     def _tell(self, offers: Sequence[Offer], in_use: Sequence[str]) -> None:
         """Let the desk know which nodes the run has, and which of them are announced to go."""
-        full = len(in_use) >= self._limits.most
+        strangers = {offer.node_id for offer in offers if not offer.wanted}
+        full = len(in_use) >= self._limits.most and not strangers.intersection(in_use)
         offered = {offer.node_id for offer in offers if offer.workers}
         held = {*in_use} if full else {*in_use, *offered}
         self._desk().hold.remote(sorted(held))
@@ -183,6 +229,8 @@ class Judge:
         """Whether the run restarts after these ranks failed; the desk is told either way."""
         import ray
 
+        if any(isinstance(error, Released) for error in errors.values()):
+            return True  # the run has saved and waits
         desk = find_desk(self._run_uri)
         standing: Standing | None = ray.get(desk.standing.remote())
         nodes = standing.running.nodes if standing is not None else ()
@@ -214,7 +262,9 @@ def _short(nodes: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(node[:8] for node in nodes)
 
 
-def _offers(nodes: Sequence[NodeOffer], old: Collection[str]) -> list[Offer]:
+def _offers(
+    nodes: Sequence[NodeOffer], old: Collection[str], wish: Wish | None = None
+) -> list[Offer]:
     return [
         Offer(
             node.node_id,
@@ -223,6 +273,7 @@ def _offers(nodes: Sequence[NodeOffer], old: Collection[str]) -> list[Offer]:
             node.reachable,
             node.deadline_s,
             warm=node.warm or node.node_id in old,
+            wanted=wish is None or wish.fits(node.labels),
         )
         for node in nodes
     ]

@@ -8,6 +8,7 @@ refused by Ray. :class:`Desk` is a plain object and is tested as one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.errors import ClusterError
-from ebbtide.train.elastic import Running
+from ebbtide.train.elastic import Running, Wish
 from ebbtide.train.events import (
     Event,
     GenerationBegan,
@@ -31,6 +32,8 @@ from ebbtide.train.rhythm import NO_INTERRUPTIONS, Interruptions
 
 NAMESPACE = "ebbtide"
 _WAITING_REPEAT_S = 30.0
+OWN_WILL = ("growth", "market")
+"""What reasons to leave begin with that are no interruption from outside."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Desk:
         self._pace = Pace(time.time())
         self._events: list[Event] = []
         self._runtime_env = "{}"
+        self._wish: Wish | None = None
+        self._market_state: Any = None
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ class Desk:
         self._runtime_env, self._placed = runtime_env, tuple(nodes)
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
         now_s = time.time()
-        if self._standing is not None and not (self._leave or "").startswith("growth"):
+        if self._standing is not None and not (self._leave or "").startswith(OWN_WILL):
             before = self._interruptions
             self._interruptions = replace(before, count=before.count + 1)
         self._standing = Standing(attempt, Running(tuple(nodes), now_s, has_left=False))
@@ -166,12 +171,36 @@ class Desk:
         """See :meth:`wait_until`."""
         return self._not_before_s
 
+    def is_held(self) -> bool:
+        """Whether the run waits for a price or a market: its nodes are to be free. By ranks."""
+        waits = self._wish is not None and self._wish.labels is None
+        return self._not_before_s == math.inf or waits
+
     def waiting(self, needs: int, has: int) -> None:
         """The run cannot (re)start: it needs more workers than it has."""
         now_s = time.time()
         if (needs, has) != self._waited_for or now_s - self._waited_s >= _WAITING_REPEAT_S:
             self._waited_s, self._waited_for = now_s, (needs, has)
             self.post(Waiting(time_s=now_s, needs=needs, has=has))
+
+    # -- market ----------------------------------------------------------------------------------
+
+    def change_wish(self, wish: Wish, change: Event) -> None:
+        """Where the market wants the run from now on."""
+        self._wish = wish
+        self.post(change)
+
+    def wish(self) -> Wish | None:
+        """See :meth:`change_wish`; None in a job without a market. By the controller."""
+        return self._wish
+
+    def keep_market(self, state: Any) -> None:
+        """What the market's controller has to know if its process is restarted."""
+        self._market_state = state
+
+    def market_state(self) -> Any:
+        """See :meth:`keep_market`; None at first."""
+        return self._market_state
 
     # -- driver ----------------------------------------------------------------------------------
 

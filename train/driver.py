@@ -27,6 +27,7 @@ from ebbtide.train.events import (
     GenerationBegan,
     LeaveAsked,
     Left,
+    MarketChange,
     NodeLost,
     Notice,
     Remark,
@@ -85,7 +86,7 @@ class Driver:
         self._on_progress = on_progress
         self._started_s = clock.monotonic()
         self._nodes_s = float("-inf")
-        self._began, self._holds = False, False
+        self._began, self._holds, self._market_waits = False, False, False
         self._warm: set[str] = set()
         self._slots: dict[str, int] = {}
         self._waiting: Waiting | None = None
@@ -206,7 +207,7 @@ class Driver:
 
     def _require_start(self) -> None:
         limit_s = self._config.workers.start_timeout_s
-        if self._guard.paused:
+        if self._guard.paused or self._market_waits:
             self._started_s = self._clock.monotonic()
         if self._began or self._clock.monotonic() - self._started_s < limit_s:
             return
@@ -257,6 +258,10 @@ class Driver:
                     event.node[:8],
                     event.ratio,
                 )
+            case MarketChange():
+                self._market_waits = event.market is None
+                where = " ".join(filter(None, (event.market, event.zone))) or "nowhere, for now"
+                logger.info("market: nodes are wanted %s: %s", where, event.reason)
             case Remark():
                 logger.info("attempt %d: %s", event.attempt, event.text)
             case Validation():

@@ -53,7 +53,8 @@ class Limits:
 class Offer:
     """A node that is reserved for the run, and how many workers fit on it.
 
-    ``warm``: it has prepared processes of the run, or has had them to prepare for long.
+    ``warm``: it has prepared processes of the run, or has had them to prepare for long. ``wanted``:
+    it is where the market wants the run, if the job has one.
     """
 
     node_id: str
@@ -62,6 +63,7 @@ class Offer:
     reachable: bool = True
     deadline_s: float | None = None
     warm: bool = False
+    wanted: bool = True
 
     @property
     def usable(self) -> bool:
@@ -105,6 +107,39 @@ def hidden_workers(offers: Sequence[Offer]) -> int:
 def ready_offers(offers: Sequence[Offer], before: Collection[str]) -> list[Offer]:
     """Those that ranks start on in seconds: it had ranks ``before``, or it is warm."""
     return [offer for offer in offers if offer.warm or offer.node_id in before]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Where the market wants the run: on nodes with these labels; None: nowhere, for now."""
+
+    labels: Mapping[str, str] | None
+    reason: str
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels is one of those."""
+        return self.labels is not None and self.labels.items() <= labels.items()
+
+
+def offers_of_market(offers: Sequence[Offer], limits: Limits) -> Sequence[Offer]:
+    """What a start may use: nodes where the market wants them, or all while those are too few."""
+    wanted = [offer for offer in offers if offer.wanted]
+    return offers if workers_to_start(wanted, limits) is None else wanted
+
+
+def move_is_due(
+    offers: Sequence[Offer], running: Running, limits: Limits, now_s: float, since_s: float
+) -> bool:
+    """Whether to leave for the nodes where the market wants the run.
+
+    They are enough to start with, have been as many since ``since_s`` (nodes seldom come alone),
+    and are warm. Nodes where the market does not want the run cost more by the minute, so nothing
+    else is waited for.
+    """
+    wanted = [offer for offer in offers if offer.wanted]
+    possible = workers_to_start(wanted, limits)
+    ready = workers_to_start(ready_offers(wanted, running.nodes), limits)
+    return possible is not None and ready == possible and now_s - since_s >= GROWTH_STABLE_S
 
 
 def offers_to_start(

@@ -112,7 +112,7 @@ class Notice(_Event):
 
 
 class LeaveAsked(_Event):
-    """The running generation was asked to save and leave: a notice, or growth."""
+    """The running generation was asked to save and leave: a notice, growth, market or budget."""
 
     kind: Literal["leave_asked"] = "leave_asked"
     attempt: int
@@ -164,6 +164,16 @@ class Remark(_Event):
     text: str
 
 
+class MarketChange(_Event):
+    """The market's policy wants the run's nodes elsewhere from now on (``market`` None: nowhere,
+    for now), and why."""
+
+    kind: Literal["market"] = "market"
+    market: str | None
+    zone: str | None
+    reason: str
+
+
 class NodeLost(_Event):
     """A node on which the run had ranks is gone; ``announced`` if a notice came before."""
 
@@ -204,6 +214,7 @@ Event = (
     | Skipped
     | Straggler
     | Remark
+    | MarketChange
     | NodeLost
     | Waiting
     | Finished

@@ -30,6 +30,10 @@ class UserCrash(Exception):
     """An error of user code on a rank, as text: its own class may not exist where it is read."""
 
 
+class Released(Exception):
+    """No failure: this rank has saved, and ends so that its node is free while the run waits."""
+
+
 class Cause(StrEnum):
     """Why a generation ended before its time."""
 
@@ -60,7 +64,7 @@ def portable(error: Exception) -> Exception:
     """A rank's error as it is sent to the controller: PeerLost, UserCrash, or one of our tree."""
     import torch.distributed as dist
 
-    if isinstance(error, EbbtideError):
+    if isinstance(error, EbbtideError | Released):
         return error
     text = f"{type(error).__name__}: {error}"
     distributed = isinstance(error, dist.DistError)

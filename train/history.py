@@ -23,7 +23,8 @@ _RATE_STEPS = 20
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """One generation. ``ended`` is None while it runs, else notice, growth, failure or driver.
+    """One generation. ``ended`` is None while it runs, else notice, growth, market, budget,
+    failure or driver.
 
     ``first_step`` and ``last_step`` (1-based) are the steps that it made, None if it made none;
     ``steps_lost`` are those of them that the next attempt had to make again.

@@ -37,6 +37,7 @@ from ebbtide.train.dataset import index_digest
 from ebbtide.train.events import EventLog, Finished, Started, read_events
 from ebbtide.train.history import History
 from ebbtide.train.manifest import newest, read_manifest, read_train_config
+from ebbtide.train.market import require_market_prices, supervised
 from ebbtide.train.ray_connection import connected
 from ebbtide.train.resume import require_same_run
 from ebbtide.train.run_lock import RunLock
@@ -106,12 +107,13 @@ def train(
         spent = admission.earlier(run, events, clock.time())
         guard = Guard(config.budget, config.steps, clock.time(), spent, first_step, per_epoch)
         admission.admit(config, guard, spent, clock.time())
+        require_market_prices(config, feed)
         with feed, admission.share(config, spent, books, clock), connected(address):
             admission.require_prices(config, feed)
             with AccountWatch(run, clock) as watch:
                 seen = Telemetry(config.name, watch, clock, events)
                 with _open(config, run, history, books, guard, clock, on_progress, seen) as driver:
-                    _fit(config, driver, lock)
+                    _fit(config, driver, lock, first_step)
     return _result(config, history, config.steps, driver, was_finished=False)
 
 
@@ -197,7 +199,7 @@ def _open(
             ledger.write(records.Finished(time_s=now_s, status=status))
 
 
-def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
+def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) -> None:
     from ray.exceptions import RayError
     from ray.train import LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
 
@@ -214,12 +216,17 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock) -> None:
     workers = config.workers
     limits = Limits(workers.min, workers.max, config.batch.micro_batches, config.steps)
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    with scratch_folder("train") as folder:
+    with scratch_folder("train") as folder, supervised(config, first_step) as market_is_well:
+
+        def tick() -> None:
+            market_is_well()
+            driver.tick()
+
         trainer = ElasticTrainer(
             train_function(RankSpec(config, os.getcwd(), passed_on)),
-            scaling=Scaling(config.run_uri, limits),
+            scaling=Scaling(config.run_uri, limits, config.market is not None),
             judge=Judge(config.run_uri, workers.max_failures, config.on_nan == "skip"),
-            tick=lock.watched(driver.tick),
+            tick=lock.watched(tick),
             scaling_config=ScalingConfig(
                 num_workers=(workers.min, workers.max),
                 use_gpu=workers.gpus > 0,

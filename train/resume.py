@@ -26,6 +26,7 @@ _FREE = (
     "workers",
     "cost",
     "budget",
+    "market",
     "checkpoint",
     "data.uri",
     "digest",

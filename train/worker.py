@@ -1,8 +1,9 @@
 """One rank of a run under Ray Train: what surrounds the training loop in its process.
 
 Promises: every rank gets the same answer to "leave?"; a rank that has saved and left neither
-returns (that would finish the run) nor raises (that would be a failure), but waits until the
-controller ends it; an error leaves here only in a form that can be read everywhere.
+returns (that would finish the run) nor fails, but waits until the controller ends it, or ends by
+itself where the run is to hold no node; an error leaves here only in a form that can be read
+everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ebbtide.platform import log
 from ebbtide.platform.clock import SystemClock
@@ -22,11 +23,13 @@ from ebbtide.platform.meter import Meter, Owner
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.desk import find_desk
-from ebbtide.train.failures import UserCrash, portable
+from ebbtide.train.failures import Released, UserCrash, portable
 from ebbtide.train.surroundings import RaySurroundings
 from ebbtide.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
+
+_HELD_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def run_rank(spec: RankSpec) -> None:
             ledger.flush()
             if rank == 0:
                 ray.get(desk.left.remote(attempt, outcome.step))
-            _wait_for_the_end(meter)
+            _wait_for_the_end(meter, desk)
 
 
 def _settle(spec: RankSpec) -> None:
@@ -111,7 +114,10 @@ def _settle(spec: RankSpec) -> None:
     log.configure(logging.INFO if first else logging.WARNING)
 
 
-def _wait_for_the_end(meter: Meter) -> NoReturn:
+def _wait_for_the_end(meter: Meter, desk: Any) -> NoReturn:
+    import ray
+
     with meter.measure(Owner.RESTART):
-        while True:
-            time.sleep(3600.0)
+        while not ray.get(desk.is_held.remote()):
+            time.sleep(_HELD_POLL_S)
+    raise Released("the run has saved and waits")

@@ -15,7 +15,17 @@ from ebbtide.platform.charts import Event as Mark
 from ebbtide.platform.errors import ConfigError
 from ebbtide.platform.page import Series
 from ebbtide.platform.storage import join, open_storage
-from ebbtide.train.events import Event, Failed, LeaveAsked, NodeLost, Notice, Skipped, Step
+from ebbtide.train.desk import OWN_WILL
+from ebbtide.train.events import (
+    Event,
+    Failed,
+    LeaveAsked,
+    MarketChange,
+    NodeLost,
+    Notice,
+    Skipped,
+    Step,
+)
 from ebbtide.train.failures import Cause
 from ebbtide.train.history import History
 
@@ -80,7 +90,14 @@ def series(events: Iterable[Event], history: History) -> Series:
         validation=[(event.step, event.loss) for event in events if event.kind == "validation"],
         marks=list(_marks(events)),
         workers=[(attempt.began_s, attempt.world_size) for attempt in history.attempts],
+        market=[_decision(event) for event in events if isinstance(event, MarketChange)],
     )
+
+
+def _decision(event: MarketChange) -> tuple[str, str, str]:
+    when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.time_s))
+    where = " ".join(filter(None, (event.market, event.zone))).replace("_", "-")
+    return when, where or "nowhere", event.reason
 
 
 def _marks(events: Iterable[Event]) -> Iterator[Mark]:
@@ -95,7 +112,7 @@ def _marks(events: Iterable[Event]) -> Iterator[Mark]:
                 yield Mark(step, f"node lost {event.node[:8]}", _LOSS)
             case LeaveAsked() if not event.reason.startswith("notice"):
                 kind = event.reason.partition(":")[0]
-                yield Mark(step, kind, _GROWTH if kind == "growth" else _STOP)
+                yield Mark(step, kind, _GROWTH if kind in OWN_WILL else _STOP)
             case Failed() if event.cause != Cause.NODE_LOST:
                 yield Mark(step, event.cause, _LOSS)
             case Skipped():

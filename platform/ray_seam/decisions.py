@@ -7,7 +7,7 @@ An :class:`ebbtide.platform.ray_seam.train.ElasticTrainer` takes a :class:`Scali
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -20,7 +20,8 @@ class NodeOffer:
     """A node that Ray reserves for the run, and how many workers fit on it.
 
     ``deadline_s`` is when a draining node is to be taken away (epoch seconds), if that is known.
-    ``warm``: processes of the run have been prepared there.
+    ``warm``: processes of the run have been prepared there. ``labels`` are the node's; where labels
+    are asked for, every other node is named too, with no workers.
     """
 
     node_id: str
@@ -29,6 +30,7 @@ class NodeOffer:
     reachable: bool = True
     deadline_s: float | None = None
     warm: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Scaling(Protocol):
@@ -43,8 +45,9 @@ class Scaling(Protocol):
     def to_place(self, workers: int) -> Sequence[str]:
         """The nodes (ids) that a group of so many is started on; none: wherever there is room."""
 
-    def to_request(self, nodes: Sequence[NodeOffer]) -> int:
-        """How many workers' resources to reserve, and to ask the cluster's autoscaler for."""
+    def to_request(self, nodes: Sequence[NodeOffer]) -> Sequence[Mapping[str, str]]:
+        """The workers to reserve resources for, and to ask the cluster's autoscaler for: for each
+        the labels that its node must have."""
 
 
 class Judge(Protocol):

@@ -8,6 +8,8 @@ How many workers there are, and where, is decided by a
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -34,6 +36,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
 )
 
+from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.ray_seam.coordinator import teach_labels
 from ebbtide.platform.ray_seam.decisions import Judge, NodeOffer, ProcessLost, Scaling
 from ebbtide.platform.ray_seam.state import draining_nodes, unreachable_nodes
 from ebbtide.platform.ray_seam.workers import prepared_workers
@@ -41,6 +45,8 @@ from ebbtide.platform.ray_seam.workers import prepared_workers
 logger = logging.getLogger(__name__)
 
 _COORDINATOR_TIMEOUT_S = 5.0
+_TEACH_INTERVAL_S = 20.0
+"""A coordinator that was restarted is told again, as often as requests are repeated."""
 
 
 class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
@@ -53,10 +59,23 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
     def __init__(self, scaling_config: ScalingConfig, scaling: Scaling) -> None:
         super().__init__(scaling_config)
         self.scaling = scaling
-        self._requested: int = scaling_config.max_workers
+        self._requested: Sequence[Mapping[str, str]] = scaling.to_request([])
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._taught_s = float("-inf")
 
     def _get_num_workers_for_resource_request(self) -> int:
-        return self._requested
+        return len(self._requested)
+
+    def _maybe_send_resource_request(self) -> None:
+        self._coordinator_client.maybe_send_resource_request(
+            LabelledRequest(self.scaling_config, self._requested), len(self._requested)
+        )
+
+    def _send_resource_request(self) -> None:
+        self._teach()
+        self._coordinator_client.send_resource_request(
+            LabelledRequest(self.scaling_config, self._requested), len(self._requested)
+        )
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         self._maybe_send_resource_request()
@@ -84,6 +103,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
                 node_id not in unreachable,
                 draining.get(node_id),
                 warm=node_id in prepared,
+                labels=self._labels_of(node_id),
             )
             for node_id, resources in reserved.items()
         ]
@@ -93,13 +113,35 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
             for node_id, deadline_s in draining.items()
             if node_id not in reserved
         ]
-        wanted = self.scaling.to_request(offers)
+        if any(self._requested):  # where the run is matters, too
+            known = {offer.node_id for offer in offers}
+            offers += [
+                NodeOffer(node["NodeID"], workers=0, labels=node.get("Labels") or {})
+                for node in ray.nodes()
+                if node["Alive"] and node["NodeID"] not in known
+            ]
+        wanted = [dict(labels) for labels in self.scaling.to_request(offers)]
         if wanted != self._requested:
             self._requested = wanted
             self._send_resource_request()
         return offers
 
+    def _labels_of(self, node_id: str) -> Mapping[str, str]:
+        if node_id not in self._labels:
+            self._labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
+        return self._labels.get(node_id, {})
+
+    def _teach(self) -> None:
+        if not any(self._requested) or time.monotonic() - self._taught_s < _TEACH_INTERVAL_S:
+            return
+        self._taught_s = time.monotonic()
+        try:
+            teach_labels(self._autoscaling_coordinator)
+        except ClusterError as error:
+            logger.warning("%s", error)
+
     def _reserved(self) -> dict[str, dict[str, float]]:
+        self._teach()
         try:
             answer = self._autoscaling_coordinator.get_reserved_resources.remote(
                 self._requester_id, recompute=True
@@ -108,6 +150,20 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # untyped base
         except ray.exceptions.RayError as error:
             logger.warning("the cluster's resources cannot be asked for: %s", error)
             return {}
+
+
+class LabelledRequest:
+    """What the client of the coordinator reads of a scaling configuration, with a choice of labels
+    for each worker."""
+
+    def __init__(self, config: ScalingConfig, labels: Sequence[Mapping[str, str]]) -> None:
+        self._labels = labels
+        self._resources_per_worker_not_none = config._resources_per_worker_not_none
+        self._trainer_resources_not_none = config._trainer_resources_not_none
+
+    def _label_selector_per_worker(self, num_workers: int) -> list[dict[str, str]] | None:
+        chosen = [dict(labels) for labels in self._labels[:num_workers]]
+        return chosen if any(chosen) else None
 
 
 class PlaceRanks(ControllerCallback):  # type: ignore[misc]  # untyped base

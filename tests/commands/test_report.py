@@ -26,6 +26,7 @@ from ebbtide.train.events import (
     GenerationBegan,
     LeaveAsked,
     Left,
+    MarketChange,
     NodeLost,
     Notice,
     Started,
@@ -83,6 +84,8 @@ def write_events(path: Path) -> None:
         GenerationBegan(time_s=T + 300, attempt=1, world_size=1, nodes=("a",)),
         *(step(n, 1, loss=8 - n / 20, time_s=T + 300 + 9 * (n - 20)) for n in range(21, 51)),
         Validation(time_s=T + 590, attempt=1, step=50, loss=5.4),
+        MarketChange(time_s=T + 591, market="on_demand", zone=None, reason="tide: <late>"),
+        LeaveAsked(time_s=T + 592, attempt=1, reason="market: tide: <late>"),
     ]
     with EventLog(LocalStorage(path), 0) as log:
         log.write(events)
@@ -112,6 +115,7 @@ def test_a_run_on_one_page_that_loads_nothing(run: Path, tmp_path: Path) -> None
     assert "epoch 0" in shown
     assert "epoch 1" in shown
     assert "validation 5.4000 at 50" in shown
+    assert "2023-11-14 22:23:11Z on-demand tide: <late>" in shown
     numbers = [float(v) for name, v in page.attributes if name in ("x", "y", "x1", "cx", "height")]
     assert all(-1 <= number <= 860 for number in numbers)
 
