@@ -24,6 +24,7 @@ from ebbtide.platform.records import (
     SaveMissed,
     Started,
     Transfer,
+    TrialEnded,
 )
 
 _US_PER_HOUR = 3_600_000_000
@@ -119,13 +120,20 @@ class Account:
     ``status`` is what the driver wrote when it finished, ``running``, or ``lost`` where a run has
     not finished and given no sign of life for a minute (up to which it is accounted). ``transfers``
     cost beside the node time: bytes / 10^9 x dollars per GB.
-    ``saves_missed`` counts checkpoints that came to nothing, by why: left out, failed.
+    ``saves_missed`` counts checkpoints that came to nothing, by why: left out, failed. ``trials``
+    are those of a sweep, by their number.
     """
 
     rows: tuple[Row, ...]
     status: str | Literal["running", "lost"]
     saves_missed: Mapping[str, int] = field(default_factory=dict)
     transfers: frozenset[Transfer] = frozenset()
+    trials: tuple[TrialEnded, ...] = ()
+
+    @property
+    def startup_saved_s(self) -> float:
+        """Seconds of start-up that a sweep's trials did not have, as they ran on a warm pool."""
+        return sum(trial.saved_s for trial in self.trials)
 
     @property
     def total(self) -> Total:
@@ -206,7 +214,16 @@ def account(records: Sequence[Record], now_s: float) -> Account:
     )
     missed = Counter(record.why for record in records if isinstance(record, SaveMissed))
     transfers = frozenset(record for record in records if isinstance(record, Transfer))
-    return Account(tuple(rows), _status(records, now_s), dict(missed), transfers)
+    return Account(tuple(rows), _status(records, now_s), dict(missed), transfers, _trials(records))
+
+
+def _trials(records: Sequence[Record]) -> tuple[TrialEnded, ...]:
+    """Each once, as it ended last."""
+    ended = sorted(
+        (record for record in records if isinstance(record, TrialEnded)),
+        key=lambda record: (record.number, record.time_s, record.model_dump_json()),
+    )
+    return tuple({record.number: record for record in ended}.values())
 
 
 def _status(records: Sequence[Record], now_s: float) -> str:

@@ -35,6 +35,7 @@ from ebbtide.platform.records import (
     Span,
     Started,
     Transfer,
+    TrialEnded,
     encode,
     parse_segment,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SpanRecorder",
     "Started",
     "Transfer",
+    "TrialEnded",
     "read_ledger",
 ]
 

@@ -134,6 +134,21 @@ class SaveMissed(_Record):
     why: str
 
 
+class TrialEnded(_Record):
+    """A trial of a sweep has ended. ``usd`` is None where its price is unknown.
+
+    ``saved_s``: seconds of start-up that a process of its own would have had, and it had not.
+    """
+
+    kind: Literal["trial_ended"] = "trial_ended"
+    time_s: Seconds
+    number: Annotated[int, Field(ge=0)]
+    status: str
+    seconds: Seconds
+    usd: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None
+    saved_s: Seconds = 0.0
+
+
 class Finished(_Record):
     """The driver is done with the run, and with its nodes, in this way."""
 
@@ -143,7 +158,17 @@ class Finished(_Record):
 
 
 Record = (
-    Started | NodeUp | NodeDown | Attempt | Epoch | Span | Transfer | Alive | SaveMissed | Finished
+    Started
+    | NodeUp
+    | NodeDown
+    | Attempt
+    | Epoch
+    | Span
+    | Transfer
+    | Alive
+    | SaveMissed
+    | TrialEnded
+    | Finished
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 

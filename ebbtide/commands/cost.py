@@ -22,6 +22,7 @@ from ebbtide.commands.cost_tables import (
     percent,
     summary,
     table,
+    trials,
 )
 from ebbtide.commands.run_books import (
     events_of,
@@ -106,7 +107,8 @@ def cost(
         typer.echo(csv_text([(source.uri, result)]), nl=False)
         return
     console = Console(soft_wrap=True)
-    for shown in (owners(source.uri, result), attempts(result), *epochs(result), nodes(result)):
+    by_part = (attempts(result), *epochs(result), *trials(result), nodes(result))
+    for shown in (owners(source.uri, result), *by_part):
         console.print(shown)
     for line in (*summary(result), *lines(result, tokens)):
         console.print(line, highlight=False)
@@ -185,6 +187,11 @@ def document(
             }
             for node, part in result.by(lambda row: row.node).items()
         ],
+        "trials": [
+            trial.model_dump(mode="json", include={"number", "status", "seconds", "usd"})
+            for trial in result.trials
+        ],
+        "startup_saved_s": result.startup_saved_s,
         "saves_missed": dict(result.saves_missed),
         "ledger_faults": [
             {"key": fault.key, "line": fault.line, "reason": fault.reason} for fault in faults

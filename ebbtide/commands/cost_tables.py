@@ -9,6 +9,8 @@ from ebbtide.platform.account import Account, Total, usd_text
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.records import NodeUp
 
+_SHOWN = 20
+
 
 def percent(part: Total, whole: Total) -> float:
     """Of the node time."""
@@ -70,6 +72,20 @@ def epochs(result: Account) -> list[Table]:
     return [shown]
 
 
+def trials(result: Account) -> list[Table]:
+    """Of a sweep: its dearest trials, by number."""
+    if not result.trials:
+        return []
+    dearest = sorted(result.trials, key=lambda trial: (trial.usd or 0, trial.seconds))[-_SHOWN:]
+    left_out = len(result.trials) - len(dearest)
+    title = f"By trial ({left_out} cheaper ones are left out)" if left_out else "By trial"
+    shown = table(title, "trial", "seconds", "cost", "status")
+    for trial in sorted(dearest, key=lambda trial: trial.number):
+        cost = "unknown" if trial.usd is None else usd_text(trial.usd, result.total.spent.usd)
+        shown.add_row(str(trial.number), f"{trial.seconds:,.1f}", cost, trial.status)
+    return [shown]
+
+
 def nodes(result: Account) -> Table:
     """By instance type, market and price."""
 
@@ -93,6 +109,11 @@ def summary(result: Account) -> list[str]:
     lines = []
     if result.goodput is not None:
         lines.append(f"goodput {100 * result.goodput:.1f}% of node time (compute of kept steps)")
+    if result.trials:
+        lines.append(
+            f"{len(result.trials)} trials; the pool saved {result.startup_saved_s:,.0f} s of their "
+            "start-up"
+        )
     if result.saves_missed:
         counts = ", ".join(f"{count} {why}" for why, count in sorted(result.saves_missed.items()))
         lines.append(f"checkpoints that came to nothing: {counts}")

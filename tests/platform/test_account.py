@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from ebbtide.platform.account import Dollars, account, usd_text
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Catalogue, Market, load_catalogue
-from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, Record, Span, Transfer
+from ebbtide.platform.records import (
+    Attempt,
+    Finished,
+    NodeDown,
+    NodeUp,
+    Record,
+    Span,
+    Transfer,
+    TrialEnded,
+)
 
 T = 1_700_000_000.0
 CATALOGUE = """\
@@ -204,3 +213,16 @@ def test_dollars_for_a_person() -> None:
     assert {usd: usd_text(Decimal(usd)) for usd in shown} == shown
     assert usd_text(Decimal("0.333333"), of=Decimal(1234)) == "$0.33"
     assert usd_text(Decimal("1234567.891")) == "$1,234,567.89"
+
+
+def test_the_trials_of_a_sweep_are_there_once() -> None:
+    def ended(number: int, at_s: float, status: str) -> TrialEnded:
+        usd = Decimal("0.5") if number else None
+        return TrialEnded(
+            time_s=at_s, number=number, status=status, seconds=1.0, usd=usd, saved_s=2.5
+        )
+
+    records = [ended(1, T + 9, "finished"), ended(0, T, "failed"), ended(1, T + 3, "stopped")]
+    found = account(records, T + 10)
+    assert [(each.number, each.status) for each in found.trials] == [(0, "failed"), (1, "finished")]
+    assert found.startup_saved_s == 5.0
