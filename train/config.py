@@ -90,11 +90,13 @@ class ScheduleConfig(Config):
 class ValidationConfig(Config):
     """Validation loss over the first ``sequences`` of the validation split, every N steps.
 
-    ``every_steps`` 0 validates only after the last step.
+    ``every_steps`` 0 validates only after the last step. ``where: pool`` leaves it to the
+    evaluators of ``ebbtide tune``: the training saves when a validation is due, and goes on.
     """
 
     every_steps: NonNegative = 0
     sequences: Positive = 64
+    where: Literal["here", "pool"] = "here"
 
 
 class CheckpointConfig(Config):

@@ -206,7 +206,8 @@ class Training:
     def run(self) -> Outcome:
         """The loop. A validation that was due when the last generation left is made up for."""
         finished = self.generation.first_step
-        if finished and self.last_validation is None and self._validation_is_due(finished):
+        is_missing = self.last_validation is None and not self._leaves_validation
+        if finished and is_missing and self._validation_is_due(finished):
             self._validate(finished)
         if finished == self.config.steps and self.generation.state_source == "memory":
             self._save(finished, self.last_validation, must=True)  # the last save had failed
@@ -218,9 +219,11 @@ class Training:
                 logger.info("leaving after step %d: %s", finished, reason)
                 self._save(finished, None, must=True)
                 return Outcome("left", finished, self.last_loss, self.last_validation)
-            validated = self._validate(finished) if self._validation_is_due(finished) else None
+            is_due = self._validation_is_due(finished)
+            validated = self._validate(finished) if is_due and not self._leaves_validation else None
             is_last = finished == self.config.steps
-            if is_last or (made is not None and made.wishes.save):
+            wanted = made is not None and made.wishes.save
+            if is_last or wanted or (is_due and self._leaves_validation):
                 self._save(finished, validated, must=is_last)
             if self.saver is not None:
                 self._tell(self.saver)
@@ -249,6 +252,11 @@ class Training:
         if self.saver is not None:
             with self.surroundings.meter.measure(Owner.CHECKPOINT_STALL):
                 self.saver.share()
+
+    @property
+    def _leaves_validation(self) -> bool:
+        """Whether others validate, from the checkpoints."""
+        return self.config.validation.where == "pool" and self.saver is not None
 
     def _validation_is_due(self, finished: int) -> bool:
         every = self.config.validation.every_steps
