@@ -23,6 +23,7 @@ from ebbtide.train.config import CostConfig, NonNegative, Positive, TrainConfig,
 
 Kind = Literal["uniform", "quniform", "loguniform", "int", "logint", "choice"]
 KINDS: tuple[str, ...] = get_args(Kind)
+_SHAPING = ("model.", "data.", "steps", "seed", "precision")
 Seconds = Annotated[float, Field(gt=0)]
 Dollars = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 
@@ -115,6 +116,17 @@ class Domain(Config):
         """Whether the key is searched beside these values of the others."""
         return all(key in values and values[key] in wanted for key, wanted in self.when.items())
 
+    def nearest(self, value: Any) -> Any:
+        """The value of the domain that is nearest to another; a choice's is one already."""
+        if self.kind == "choice":
+            return value
+        low, high = self.values[:2]
+        if self.kind in ("int", "logint"):
+            value = round(value)
+        elif self.kind == "quniform":
+            value = round(value / self.values[2]) * self.values[2]
+        return min(max(value, low), high)
+
     @property
     def ends(self) -> tuple[Any, ...]:
         """Values that stand for all: the two ends of a range, or every choice."""
@@ -153,6 +165,18 @@ class HyperbandConfig(Config):
     reduction_factor: Annotated[int, Field(ge=2)] = 3
 
 
+class PbtConfig(Config):
+    """Population based training (https://arxiv.org/abs/1711.09846): every ``interval_steps`` steps
+    (default: a tenth of the trial's) a trial of the worst ``quantile`` goes on from the state of
+    one of the best, with values that are changed a little, or with probability ``resample`` drawn
+    anew. The population are all ``num_samples`` trials.
+    """
+
+    interval_steps: Positive | None = None
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    resample: Annotated[float, Field(ge=0, le=1)] = 0.25
+
+
 class PoolConfig(Config):
     """The evaluators that trials run on: ``size`` processes that stay warm between sweeps.
 
@@ -179,7 +203,9 @@ class TuneConfig(Config):
     change it for the trials only: the best ``train.yaml`` is the base with the chosen values.
     ``function`` (``module:function``) takes the place of ``base``: it is called with the values and
     a :class:`ebbtide.tune.trial.Context`, and ``overrides`` are values that do not change.
-    A sweep ends at ``max_seconds`` of wall time or ``max_dollars``, with what it has by then.
+    A trial fails that takes more than ``trial_timeout_s``, or ``trial_memory_gb`` (10^9 bytes, of
+    the memory of its process). A sweep ends at ``max_seconds`` of wall time or ``max_dollars``,
+    with what it has by then.
     """
 
     base: Uri | None = None
@@ -192,15 +218,17 @@ class TuneConfig(Config):
     seed: NonNegative = 0
     metric: Annotated[str, Field(min_length=1)] = "validation_loss"
     mode: Literal["min", "max"] = "min"
-    scheduler: Literal["none", "asha", "hyperband", "median"] = "none"
+    scheduler: Literal["none", "asha", "hyperband", "median", "pbt"] = "none"
     asha: AshaConfig = AshaConfig()
     hyperband: HyperbandConfig = HyperbandConfig()
     median: MedianConfig = MedianConfig()
+    pbt: PbtConfig = PbtConfig()
     max_seconds: Seconds | None = None
     max_dollars: Dollars | None = None
     cost: CostConfig | None = None
     concurrency: Positive | None = None
     trial_timeout_s: Seconds = 3600
+    trial_memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_tries: Positive = 2
     pool: PoolConfig = PoolConfig()
     storage: Uri | None = None
@@ -225,6 +253,7 @@ class TuneConfig(Config):
     def _agrees(self) -> TuneConfig:
         self._check_what_is_run()
         self._check_conditions()
+        self._check_population()
         twice = sorted(set(self.space) & {*self.overrides, *(["steps"] if self.steps else [])})
         if twice:
             raise ValueError(f"{twice[0]} is both searched and set; keep one")
@@ -254,6 +283,20 @@ class TuneConfig(Config):
         if self.scheduler != "none" and self.steps is None:
             raise ValueError(
                 f"scheduler: {self.scheduler} needs steps, the most that a trial makes"
+            )
+
+    def _check_population(self) -> None:
+        """What population based training cannot do."""
+        if self.scheduler != "pbt":
+            return
+        if self.searcher != "random":
+            raise ValueError("scheduler: pbt searches by itself; it needs searcher: random")
+        if self.is_conditional:
+            raise ValueError("scheduler: pbt changes all keys; remove when from the space")
+        fixed = [key for key in self.space if self.base and key.startswith(_SHAPING)]
+        if fixed:
+            raise ValueError(
+                f"scheduler: pbt cannot search {fixed[0]}: a trial goes on with another's state"
             )
 
     def _check_conditions(self) -> None:

@@ -7,11 +7,13 @@ but a kill frees the evaluators and says what it has spent.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from ebbtide.platform.errors import TuneError
 from ebbtide.platform.storage import Storage
 from ebbtide.train.ray_connection import connected
 from ebbtide.tune import journal, output
+from ebbtide.tune.books import Books
 from ebbtide.tune.journal import Journal
 from ebbtide.tune.past import Past, with_memories
 from ebbtide.tune.recorder import Recorder
@@ -34,8 +37,17 @@ if TYPE_CHECKING:
     from ebbtide.tune.prices import SeatPrices
 
 _log = logging.getLogger(__name__)
+_TUNER = "ebbtide.tune.tuner"
 TRAIN = "ebbtide.tune.trial:train"
-_WHERE = {"pool", "concurrency", "max_seconds", "max_dollars", "cost", "trial_timeout_s"}
+_WHERE = {
+    "pool",
+    "concurrency",
+    "max_seconds",
+    "max_dollars",
+    "cost",
+    "trial_timeout_s",
+    "trial_memory_gb",
+}
 
 
 def limits(sweep: Sweep) -> Limits:
@@ -73,29 +85,36 @@ class Driver:
         self._prices: SeatPrices | None = None
         self._recorder: Recorder | None = None
         self._limit: str | None = None
-        self._warm_s = 0.0
+        self._warm_s = self._fit_s = 0.0
+        self._start_owed_s: float | None = None
+        self._books = Books(storage, self._clock, self._record.attempts + 1)
         self._spending = Spending(
             self._clock, limits(sweep), self._record.seconds, self._record.usd
         )
 
     def run(self, address: str | None) -> SweepResult:
-        status: SweepStatus = "interrupted"
+        """The outcome; what an interrupted sweep has by then is written at once."""
         diary = Journal(self._storage, self._record.attempts + 1, self._clock)
         try:
-            self._fit(address, diary)
-            status = "finished" if self._limit is None else "budget"
-        finally:
-            diary.write("spent", usd=str(self._spending.own_usd))
-            diary.close()
-            result = self._result(status)
+            with self._books:
+                self._fit(address, diary)
+                status: SweepStatus = "finished" if self._limit is None else "budget"
+                self._books.status = status
+        except BaseException:
+            result = self._close(diary, "interrupted")
             if result.trials:
                 output.write(self._storage, result)
-        return result
+            raise
+        return self._close(diary, status)
+
+    def _close(self, diary: Journal, status: SweepStatus) -> SweepResult:
+        diary.write("spent", usd=str(self._spending.own_usd))
+        diary.close()
+        return self._result(status)
 
     def _result(self, status: SweepStatus) -> SweepResult:
         trials = self._recorder.trials if self._recorder is not None else ()
-        starts_s = [trial.started_at_s - self._called_at_s for trial in trials]
-        first_s = min((start_s for start_s in starts_s if start_s >= 0), default=None)
+        first_s = self._first_start_s(trials)
         return SweepResult(
             name=self._sweep.name,
             uri=self._sweep.uri,
@@ -109,28 +128,46 @@ class Driver:
             usd=self._spending.usd,
             partial=self._spending.partial,
             saved_s=max(0.0, self._warm_s * sum(trial.tries for trial in trials) - (first_s or 0)),
+            fit_s=self._fit_s,
         )
+
+    def _first_start_s(self, trials: Sequence[Trial]) -> float | None:
+        """Seconds from the call to the start of the first trial of this driver."""
+        starts_s = [trial.started_at_s - self._called_at_s for trial in trials]
+        return min((start_s for start_s in starts_s if start_s >= 0), default=None)
+
+    def _trial_ended(self, trial: Trial) -> None:
+        """Book a trial. What it took to get the pool ready is no start-up that was saved."""
+        if self._start_owed_s is None:
+            self._start_owed_s = self._first_start_s(self._heard_by.trials) or 0.0
+        gained_s = self._warm_s * trial.tries
+        paid_s = min(gained_s, self._start_owed_s)
+        self._start_owed_s -= paid_s
+        self._books.ended(trial.number, trial.status, trial.seconds, trial.usd, gained_s - paid_s)
+        if self._on_trial is not None:
+            self._on_trial(trial)
 
     def _fit(self, address: str | None, diary: Journal) -> None:
         """Connect, take the evaluators, and let Ray Tune run to its end."""
+        # Importing Ray Tune takes about as long as the way to the pool, so both go on at once.
+        importing = threading.Thread(target=importlib.import_module, args=[_TUNER], daemon=True)
+        importing.start()
         from ebbtide.tune.pool import Pool
 
         config = self._sweep.config
         seats = config.pool.model_copy(update={"size": config.concurrency or config.pool.size})
         with connected(address), Pool(seats) as pool, tempfile.TemporaryDirectory() as scratch:
-            # Importing Ray Tune takes about as long as joining the pool, so both go on at once.
+            pool.wait()
+            importing.join()
             import ray.tune
 
             from ebbtide.platform.ray_seam.tune import pooled
-            from ebbtide.platform.ray_seam.tune_seats import PooledSweep
+            from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
             from ebbtide.tune import tuner
-            from ebbtide.tune.failures import is_lost
 
             self._recorder = self._remember(diary)
-            pooled_sweep = PooledSweep(
-                pool, pool.lease.sweep_id, self._request, self._may_retry, is_lost, self._past
-            )
-            with pooled(pooled_sweep):
+            pool.on_use = lambda seat, seconds: self._books.ran(seat.name, seconds)
+            with pooled(PooledSweep(pool, pool.lease.sweep_id, self, self._past)):
                 made = tuner.make_tuner(
                     config,
                     name=self._sweep.name,
@@ -139,16 +176,17 @@ class Driver:
                     audience=self._recorder,
                     is_spent=self._charging(pool, diary),
                 )
-                pool.wait()
                 self._spending.tick([])  # from here on
                 if config.max_dollars is not None and self._prices is not None:
-                    for node_id in pool.held_nodes():  # an unknown price is refused
+                    for node_id in pool.held_nodes().values():  # an unknown price is refused
                         self._prices.of(node_id)
+                began_s = self._clock.monotonic()
                 try:
                     made.fit()
                 except ray.tune.TuneError as error:
                     raise TuneError(f"Ray Tune failed: {error}") from error
-            self._warm_s = max(seat.warm_s for seat in pool.seats)
+                finally:
+                    self._fit_s = self._clock.monotonic() - began_s
         if self._limit is not None:
             self._recorder.cut(f"the sweep's {self._limit}")
 
@@ -159,7 +197,10 @@ class Driver:
         prices = self._prices = SeatPrices(self._sweep.cost, self._sweep.config)
 
         def is_spent() -> bool:
-            limit = self._spending.tick(prices.of(node_id) for node_id in pool.held_nodes())
+            held = {name: prices.terms(node_id) for name, node_id in pool.held_nodes().items()}
+            limit = self._spending.tick(terms.usd_per_hour for terms in held.values())
+            self._books.hold(held)
+            self._warm_s = max(seat.warm_s for seat in pool.seats)
             if self._spending.is_news():
                 diary.write("spent", usd=str(self._spending.own_usd))
             if limit is not None and self._limit is None:
@@ -193,17 +234,18 @@ class Driver:
             self._sweep.config,
             self._sweep.max_steps,
             self._clock,
-            self._on_trial,
+            self._trial_ended,
             past=self._past,
             journal=diary,
             usd_per_hour=self._usd_per_hour,
         )
 
-    def _request(self, trial_id: str, values: dict[str, Any], seat: Seat) -> TrialRequest:
+    # What is asked while the trials run; see PooledSweep.
+
+    def request(self, trial_id: str, values: dict[str, Any], seat: Seat) -> TrialRequest:
         from ebbtide.tune.tuner import values_of
 
-        recorder, config = self._recorder, self._sweep.config
-        assert recorder is not None
+        recorder, config = self._heard_by, self._sweep.config
         values = values_of(config, values)
         self._nodes[trial_id] = seat.node_id
         recorder.started(trial_id, values)
@@ -214,19 +256,42 @@ class Driver:
             values=values,
             metric=config.metric,
             timeout_s=config.trial_timeout_s,
+            memory_bytes=self._memory_bytes,
             cwd=os.getcwd(),
             environment=self._environment,
             is_user=self._function == config.function,
             sweep=self._key,
             number=recorder.number(trial_id),
-            failures=recorder.failures(trial_id),
+            failures=recorder.beginnings(trial_id),
             skip=recorder.heard(trial_id) + self._past.to_skip(trial_id),
         )
 
-    def _may_retry(self, trial_id: str, error: BaseException) -> bool:
+    def may_retry(self, trial_id: str, error: BaseException) -> bool:
         from ebbtide.tune.failures import failure_of
 
-        assert self._recorder is not None
         failure = failure_of(error)
-        self._recorder.failed(trial_id, failure)
+        self._heard_by.failed(trial_id, failure)
         return failure.may_retry
+
+    def is_lost(self, error: BaseException) -> bool:
+        from ebbtide.tune.failures import is_lost
+
+        return is_lost(error)
+
+    def heard(self, trial_id: str) -> int:
+        return self._heard_by.heard(trial_id)
+
+    def took_over(self, trial_id: str, values: dict[str, Any], source: str, step: Any) -> None:
+        from ebbtide.tune.tuner import values_of
+
+        self._heard_by.took_over(trial_id, values_of(self._sweep.config, values), source, step)
+
+    @property
+    def _memory_bytes(self) -> int | None:
+        limit_gb = self._sweep.config.trial_memory_gb
+        return None if limit_gb is None else round(limit_gb * 1e9)
+
+    @property
+    def _heard_by(self) -> Recorder:
+        assert self._recorder is not None
+        return self._recorder

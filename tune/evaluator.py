@@ -14,19 +14,17 @@ import logging
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ebbtide.tune.nursery import Nursery
-from ebbtide.tune.running import Memory, RunningTrial, TrialFailed
+from ebbtide.tune.running import Memory, RunningTrial
 from ebbtide.tune.sharing import Lease, Turns
+from ebbtide.tune.stage import Stage
 from ebbtide.tune.trial import TrialRequest
 
 _log = logging.getLogger(__name__)
 _OWNER_CHECK_S = 1.0
-_REMEMBERED = 256
-_MAX_PAUSED = 16
 
 
 class LeaseLost(Exception):
@@ -59,10 +57,7 @@ class Evaluator:
         self._waiting: dict[str, Lease] = {}  # in the order in which they came
         self._freed = asyncio.Event()
         self._released: set[str] = set()
-        self._trial: RunningTrial | None = None
-        self._paused: dict[str, RunningTrial] = {}
-        self._trials_run = 0
-        self._memories: deque[Memory] = deque(maxlen=_REMEMBERED)
+        self._stage = Stage(nursery)
         self._background: set[asyncio.Task[Any]] = set()
 
     def warm_up(self) -> None:
@@ -99,10 +94,7 @@ class Evaluator:
         self._released.add(sweep_id)
         self._turns.went(sweep_id)
         if self._lease is not None and self._lease.sweep_id == sweep_id:
-            self._end_trial(self._trial)
-            for paused in self._paused.values():
-                paused.child.kill()
-            self._paused.clear()
+            self._stage.clear()
             self._let_go()
         self._freed.set()
 
@@ -115,72 +107,71 @@ class Evaluator:
             return self._lease == lease
         return self._turns.next(self._waiting.values()) == lease
 
-    async def start(self, sweep_id: str, request: TrialRequest) -> None:
-        """Start a trial, or let one go on that is paused here. Raises LeaseLost."""
+    async def begin(
+        self, sweep_id: str, request: TrialRequest, state: str | bytes | None = None
+    ) -> dict[str, Any]:
+        """Start a trial, or let one go on that is paused here; its next result.
+
+        ``state`` is the file, or its content, that the trial is to go on from. Where that is lost,
+        it is made again by the request's lineage. Raises TrialFailed, LeaseLost.
+        """
         self._check(sweep_id)
-        self._end_trial(self._trial)
-        paused = self._paused.pop(request.trial_id, None)
-        if paused is not None and not paused.child.exit_code.done():
-            paused.resume()
-            self._trial = paused
-            return
-        trial = RunningTrial(request, await self._nursery.child())
-        trial.send(request.line())
-        self._trial = trial
-        self._trials_run += 1
-        self._memories.append(trial.memory)
+        await self._stage.begin(request, state)
         self._spawn(self._nursery.warm())  # fork the next child while this one runs
+        return await self.next_result(sweep_id, request.trial_id)
 
     async def next_result(self, sweep_id: str, trial_id: str) -> dict[str, Any]:
         """The trial's next result; ``done`` marks the last. Raises TrialFailed, LeaseLost."""
-        self._check(sweep_id)
-        trial = self._trial
-        if trial is None or trial.request.trial_id != trial_id:
-            raise LeaseLost(f"trial {trial_id} does not run here")
-        try:
-            result = await trial.next_result()
-        except TrialFailed:
-            self._end_trial(trial)
-            raise
+        trial = self._running(sweep_id, trial_id)
+        result = await self._stage.next_result(trial)
         if result["done"]:
-            self._end_trial(trial)
             self._spawn(self._learn(trial.imported))
         return result
 
-    async def pause(self, sweep_id: str, trial_id: str) -> None:
-        """Keep the trial's process, at its last report, until it is started or forgotten.
+    async def save(self, sweep_id: str, trial_id: str, name: str) -> str:
+        """Keep the trial's state at its last report; the file with it, for others on this node.
 
-        Of too many the one that is paused for longest ends; it would start again.
+        Raises TrialFailed if it has none to give, LeaseLost.
         """
+        return await self._stage.save(self._running(sweep_id, trial_id), name)
+
+    async def state(self, sweep_id: str, name: str, path: str) -> bytes:
+        """The content of the file with a saved state, for other nodes. Raises LeaseLost."""
         self._check(sweep_id)
-        trial = self._trial
-        if trial is None or trial.request.trial_id != trial_id:
-            return
-        trial.pause()
-        self._trial, self._paused[trial_id] = None, trial
-        if len(self._paused) > _MAX_PAUSED:
-            self._paused.pop(next(iter(self._paused))).child.kill()
+        return self._stage.state(name)
+
+    async def drop(self, sweep_id: str, names: Collection[str]) -> None:
+        """Let go of states that nothing goes on from any more. Raises LeaseLost."""
+        self._check(sweep_id)
+        self._stage.drop(names)
+
+    async def pause(self, sweep_id: str, trial_id: str) -> None:
+        """Keep the trial's process, at its last report, until it begins again or is forgotten."""
+        self._check(sweep_id)
+        trial = self._stage.running(trial_id)
+        if trial is not None:
+            self._stage.pause(trial)
 
     async def forget(self, sweep_id: str, trial_id: str) -> None:
         """End a paused trial."""
-        if trial_id in self._paused:
-            self._check(sweep_id)
-            self._paused.pop(trial_id).child.kill()
+        self._check(sweep_id)
+        self._stage.forget(trial_id)
 
     async def stop(self, sweep_id: str, trial_id: str) -> bool:
         """End a trial that runs, finished or not; nothing of it is left.
 
         True: the evaluator is another sweep's now, and this one has to :meth:`acquire` it again.
         """
-        if self._trial is not None and self._trial.request.trial_id == trial_id:
+        trial = self._stage.running(trial_id)
+        if trial is not None:
             self._check(sweep_id)
-            self._end_trial(self._trial)
+            self._stage.end(trial)
         return self._yield(sweep_id)
 
     def _yield(self, sweep_id: str) -> bool:
         """Let another sweep have its turn, between two trials; a paused one holds on."""
         lease = self._lease
-        if lease is None or lease.sweep_id != sweep_id or self._trial or self._paused:
+        if lease is None or lease.sweep_id != sweep_id or self._stage.is_taken:
             return False
         held_s = time.monotonic() - self._leased_at_s
         if not self._turns.yields(lease, self._waiting.values(), held_s):
@@ -191,31 +182,33 @@ class Evaluator:
 
     async def recall(self, sweep: str) -> list[Memory]:
         """What came of a sweep's newest trials here, whoever holds the evaluator now."""
-        return [memory for memory in self._memories if memory.sweep == sweep]
+        return self._stage.memories(sweep)
 
     async def status(self) -> dict[str, Any]:
         """Facts for people: what it runs, for whom, how often it had to start again."""
+        trial = self._stage.trial
         return {
             **self._facts,
             "pid": os.getpid(),
             "zygote_pid": self._nursery.zygote_pid,
             "sweep_id": None if self._lease is None else self._lease.sweep_id,
             "waiting": [lease.sweep_id for lease in self._waiting.values()],
-            "trial_id": None if self._trial is None else self._trial.request.trial_id,
-            "trial_pid": None if self._trial is None else self._trial.child.pid,
-            "trials_run": self._trials_run,
+            "trial_id": None if trial is None else trial.request.trial_id,
+            "trial_pid": None if trial is None else trial.child.pid,
+            "trials_run": self._stage.trials_run,
             "zygotes_started": self._nursery.zygotes_started,
         }
+
+    def _running(self, sweep_id: str, trial_id: str) -> RunningTrial:
+        self._check(sweep_id)
+        trial = self._stage.running(trial_id)
+        if trial is None:
+            raise LeaseLost(f"trial {trial_id} does not run here")
+        return trial
 
     def _check(self, sweep_id: str) -> None:
         if self._lease is None or self._lease.sweep_id != sweep_id:
             raise LeaseLost(f"sweep {sweep_id} does not hold this evaluator")
-
-    def _end_trial(self, trial: RunningTrial | None) -> None:
-        if trial is not None:
-            trial.child.kill()
-            if self._trial is trial:
-                self._trial = None
 
     async def _watch_owner(self, lease: Lease) -> None:
         """Free the evaluator when the driver that holds it has died."""

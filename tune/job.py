@@ -95,9 +95,11 @@ def _check_free(storage: Storage, sweep: Sweep, out: str | None) -> None:
 
 
 def _conclude(storage: Storage, sweep: Sweep, result: SweepResult, out: str | None) -> SweepResult:
-    """Write the best job. Raises TuneError if there is none."""
+    """Write the results and the best job. Raises TuneError if there is none."""
     found = result.best
     if found is None:
+        if result.trials:
+            output.write(storage, result)
         reasons = list(dict.fromkeys(trial.reason or "no result" for trial in result.failed))
         raise TuneError(
             f"no trial of {sweep.name} succeeded ({len(result.failed)} failed: "

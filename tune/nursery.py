@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbtide.platform.errors import TuneError
-from ebbtide.tune.zygote import FORK, IMPORT
+from ebbtide.tune.zygote import FORK, HUGE_PAGES, IMPORT
 
 _log = logging.getLogger(__name__)
 _LINE_LIMIT_BYTES = 1 << 24  # one JSON line: a report, or the traceback of a failure
@@ -62,6 +62,7 @@ def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "MKL_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's, from its import on
+        "GLIBC_TUNABLES": environment.get("GLIBC_TUNABLES", HUGE_PAGES),
     }
 
 

@@ -28,7 +28,7 @@ class _Trial:
     values: Mapping[str, Any]
     started_at_s: float
     answers: deque[Answer] = field(default_factory=deque)
-    heard: int = 0  # answers of the current try that are told already
+    taken_over: int = 0
     ended: Event | None = None
 
 
@@ -50,14 +50,17 @@ def _result(event: Event, iteration: int) -> dict[str, Any]:
 
 def with_memories(events: Sequence[Event], memories: Sequence[Memory]) -> list[Event]:
     """The journal, completed by what evaluators remember and a killed driver did not write."""
-    known = {event["trial"]: event["values"] for event in events if event["event"] == "started"}
+    known: dict[int, Mapping[str, Any]] = {}
     heard: dict[tuple[int, int], int] = defaultdict(int)
-    failures: dict[int, int] = defaultdict(int)
+    beginnings: dict[int, int] = defaultdict(int)
     for event in events:
-        if event["event"] == "reported":
-            heard[event["trial"], failures[event["trial"]]] += 1
-        elif event["event"] == "failed":
-            failures[event["trial"]] += 1
+        number = event.get("trial", 0)
+        if event["event"] in ("started", "took_over"):
+            known[number] = event["values"]
+        if event["event"] in ("failed", "took_over"):
+            beginnings[number] += 1
+        elif event["event"] == "reported":
+            heard[number, beginnings[number]] += 1
     missing: list[dict[str, Any]] = []
     for memory in sorted(memories, key=lambda memory: (memory.failures, memory.at_s)):
         number = memory.number
@@ -66,7 +69,7 @@ def with_memories(events: Sequence[Event], memories: Sequence[Memory]) -> list[E
             missing.append(
                 {"event": "started", "trial": number, "values": memory.values, "at_s": memory.at_s}
             )
-        if memory.values != known[number]:
+        if memory.failures == beginnings[number] and memory.values != known[number]:
             continue
         written = heard[number, memory.failures] - memory.skipped
         for result in memory.results[max(0, written) :]:
@@ -80,8 +83,8 @@ def with_memories(events: Sequence[Event], memories: Sequence[Memory]) -> list[E
                     "at_s": memory.at_s + result["time_total_s"],
                 }
             )
-        if memory.failure is not None and failures[number] == memory.failures:
-            failures[number] += 1
+        if memory.failure is not None and beginnings[number] == memory.failures:
+            beginnings[number] += 1
             missing.append({"event": "failed", "trial": number, **memory.failure})
     return [*events, *sorted(missing, key=lambda event: event["at_s"])]
 
@@ -120,6 +123,8 @@ class Past:
                 )
             )
             self._order.append(event["trial"])
+        elif kind == "took_over":
+            self._trials[event["trial"]].taken_over += 1
         elif kind == "ended":
             self._trials[event["trial"]].ended = event
 
@@ -145,6 +150,10 @@ class Past:
 
     def started_at_s(self, number: int) -> float:
         return self._trials[number].started_at_s
+
+    def num_taken_over(self, number: int) -> int:
+        """How many states of others a trial is known to have gone on from."""
+        return self._trials[number].taken_over if number in self._trials else 0
 
     def ended(self, number: int) -> Event | None:
         """The record of a trial's end."""

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,7 @@ class Seat:
     warm_s: float = 0.0
     retry_at_s: float = 0.0
     busy: bool = False
+    busy_since_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -147,12 +149,16 @@ class Seat:
 
 @dataclass
 class Pool:
-    """A sweep's hold on its evaluators. Use as a context manager; ``poll`` moves it on."""
+    """A sweep's hold on its evaluators. Use as a context manager; ``poll`` moves it on.
+
+    ``on_use`` hears, when a seat is given back, for how many seconds it was taken.
+    """
 
     config: PoolConfig
     lease: Lease = field(init=False)
     seats: list[Seat] = field(default_factory=list)
     code: str = field(default_factory=code_digest)
+    on_use: Callable[[Seat, float], None] = lambda seat, seconds: None
 
     def __enter__(self) -> Pool:
         self.lease = Lease(
@@ -203,9 +209,13 @@ class Pool:
             if not seat.ready and time.monotonic() >= seat.retry_at_s:
                 self._advance(seat)
 
-    def held_nodes(self) -> list[str]:
-        """The node of every seat that is ready."""
-        return [seat.node_id for seat in self.seats if seat.ready and seat.node_id is not None]
+    def held_nodes(self) -> dict[str, str]:
+        """The node of every seat that is ready, by the seat's name."""
+        return {
+            seat.name: seat.node_id
+            for seat in self.seats
+            if seat.ready and seat.node_id is not None
+        }
 
     def any_free(self) -> bool:
         return any(seat.free for seat in self.seats)
@@ -214,7 +224,7 @@ class Pool:
         """A free seat, now held, or None."""
         for seat in self.seats:
             if seat.free:
-                seat.busy = True
+                seat.busy, seat.busy_since_s = True, time.monotonic()
                 return seat
         return None
 
@@ -223,12 +233,14 @@ class Pool:
         if wanted is seat or not wanted.free:
             return seat
         seat.busy, wanted.busy = False, True
+        wanted.busy_since_s = seat.busy_since_s
         return wanted
 
     def give_back(self, seat: Seat, *, broken: bool, yielded: bool = False) -> None:
         """Let a seat go. A broken one is joined again before it is free; one that was yielded to
         another sweep is waited for, and its CPUs are the other's meanwhile."""
         seat.busy = False
+        self.on_use(seat, time.monotonic() - seat.busy_since_s)
         if broken:
             self._rejoin(seat)
         elif yielded:

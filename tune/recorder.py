@@ -70,12 +70,23 @@ class Recorder:
         return self._by_id[trial_id].number
 
     def heard(self, trial_id: str) -> int:
-        """How many results the trial's present try has had."""
-        return self._heard[trial_id]
+        """How many results a trial has had since it last began."""
+        return self._heard.get(trial_id, 0)
 
-    def failures(self, trial_id: str) -> int:
-        """How often a trial has failed, evictions included."""
-        return self._failures.get(trial_id, 0)
+    def beginnings(self, trial_id: str) -> int:
+        """How often a trial has begun anew: after a failure, or from another's state."""
+        return self._failures.get(trial_id, 0) + len(self._by_id[trial_id].taken_over)
+
+    def took_over(
+        self, trial_id: str, values: dict[str, Any], source: str, step: float | None
+    ) -> None:
+        """A trial goes on from another's state at ``step``, with values of its own."""
+        trial = self._by_id[trial_id]
+        number = self._by_id[source].number
+        trial.taken_over.append({"step": step, "from": number, "values": values})
+        trial.values, self._heard[trial_id] = values, 0
+        if len(trial.taken_over) > self._past.num_taken_over(trial.number):
+            self._journal.write("took_over", trial=trial.number, **trial.taken_over[-1])
 
     def started(self, trial_id: str, values: dict[str, Any]) -> None:
         """A trial is started: for the first time, after a failure or after a pause."""
@@ -114,7 +125,7 @@ class Recorder:
     def failed(self, trial_id: str, failure: TrialFailed) -> None:
         """A trial has failed. A killed one is tried again; an eviction does not count as a try."""
         trial = self._by_id[trial_id]
-        self._failures[trial_id] = self.failures(trial_id) + 1
+        self._failures[trial_id] = self._failures.get(trial_id, 0) + 1
         self._heard.pop(trial_id, None)
         if not self._past.is_telling:
             self._journal.write(

@@ -19,6 +19,8 @@ class Trial:
     """One configuration and what came of it. ``reports`` are in the order of steps.
 
     ``seconds`` and ``usd`` are of its last try; ``usd`` is None where no price is known.
+    ``taken_over`` are the states of others that it went on from: at which ``step``, ``from`` which
+    trial, and the ``values`` since. ``values`` are the last ones.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Trial:
     seconds: float = 0.0
     usd: Decimal | None = None
     reports: list[dict[str, float]] = field(default_factory=list)
+    taken_over: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def usable(self) -> bool:
@@ -57,7 +60,8 @@ class SweepResult:
 
     ``budget``: the sweep ended at the ``limit``, with what it had by then. ``usd``: what it has
     cost, None if no price is known, ``partial`` where some is not. ``saved_s``: seconds of start-up
-    that trials in processes of their own would have taken more.
+    that trials in processes of their own would have taken more. ``fit_s``: seconds in Ray Tune's
+    loop, of the last driver.
     """
 
     name: str
@@ -73,6 +77,7 @@ class SweepResult:
     usd: Decimal | None = None
     partial: bool = False
     saved_s: float = 0.0
+    fit_s: float = 0.0
 
     @property
     def best(self) -> Trial | None:

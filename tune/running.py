@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbtide.tune.nursery import Child
-from ebbtide.tune.trial import Metrics, TrialRequest
+from ebbtide.tune.trial import GO, Metrics, TrialRequest
 
 _LAST_WORDS_S = 1.0
 
@@ -114,6 +114,7 @@ class RunningTrial:
         self.imported: list[str] = []
         self.memory = Memory.of(request)
         self._paused_s = 0.0
+        self._turn = asyncio.Lock()  # a save may still be at work when the next result is asked
 
     def pause(self) -> None:
         """The process waits for the word to go on; its time stands still."""
@@ -130,18 +131,27 @@ class RunningTrial:
     async def next_result(self) -> dict[str, Any]:
         """Let the trial go on to its next report that is news. Raises TrialFailed."""
         try:
-            result = await self._next_report()
-            while self._num_results <= self.request.skip and not result["done"]:
+            async with self._turn:
                 result = await self._next_report()
+                while self._num_results <= self.request.skip and not result["done"]:
+                    result = await self._next_report()
         except TrialFailed as failure:
             self.memory.fail(failure)
             raise
         self.memory.results.append(result)
         return result
 
+    async def save(self, path: str) -> None:
+        """Write the trial's state at its last report to a file. Raises TrialFailed."""
+        async with self._turn:
+            self.send(json.dumps({"save": path}).encode() + b"\n")
+            message = await self._message()
+        if message["event"] != "saved":
+            raise TrialFailed(message["reason"], details=message.get("details", ""))
+
     async def _next_report(self) -> dict[str, Any]:
         if self._num_results:
-            self.send(b"go\n")
+            self.send(GO)
         message = await self._message()
         if message["event"] == "failed":
             raise TrialFailed(message["reason"], message["may_retry"], message["details"])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from ray import tune
 from ray.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
+    PopulationBasedTraining,
 )
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -157,6 +160,54 @@ def _searcher(config: TuneConfig) -> Any:
     )
 
 
+class _Pbt(PopulationBasedTraining):  # type: ignore[misc]  # Ray is untyped
+    """Draws from a generator of its own: Ray's is the whole process's, which others use, too."""
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._own = (random.Random(seed).getstate(), np.random.RandomState(seed).get_state())
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
+        theirs = random.getstate(), np.random.get_state()
+        random.setstate(self._own[0])
+        np.random.set_state(self._own[1])
+        try:
+            return super().on_trial_result(tune_controller, trial, result)
+        finally:
+            self._own = (random.getstate(), np.random.get_state())
+            random.setstate(theirs[0])
+            np.random.set_state(theirs[1])
+
+
+@dataclass(frozen=True)
+class _WithinSpace:
+    """Ray multiplies values without regard to their range. (Ray pickles it: it is no closure.)"""
+
+    space: Mapping[str, Domain]
+
+    def __call__(self, values: dict[str, Any]) -> dict[str, Any]:
+        for key, found in self.space.items():
+            values[key] = found.nearest(values[key])
+        return values
+
+
+def _population(config: TuneConfig, max_steps: int) -> Any:
+    mutations = {
+        key: list(found.values) if found.kind == "choice" else domain(found)
+        for key, found in config.space.items()
+    }
+    return _Pbt(
+        config.seed,
+        time_attr="step",
+        perturbation_interval=config.pbt.interval_steps or max(1, max_steps // 10),
+        hyperparam_mutations=mutations,
+        quantile_fraction=config.pbt.quantile,
+        resample_probability=config.pbt.resample,
+        custom_explore_fn=_WithinSpace(config.space),
+        log_config=False,
+    )
+
+
 def _scheduler(config: TuneConfig, max_steps: int | None) -> Any:
     """What stops trials early, by the ``step`` that they report."""
     if config.scheduler == "none" or max_steps is None:
@@ -176,6 +227,8 @@ def _scheduler(config: TuneConfig, max_steps: int | None) -> Any:
                 max_t=max_steps,
                 reduction_factor=config.hyperband.reduction_factor,
             )
+        case "pbt":
+            return _population(config, max_steps)
         case "median":
             return MedianStoppingRule(
                 time_attr="step",

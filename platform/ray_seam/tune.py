@@ -20,7 +20,8 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from ebbtide.platform.ray_seam import environment
-from ebbtide.platform.ray_seam.tune_seats import PooledSweep, SeatManager
+from ebbtide.platform.ray_seam.tune_seats import SeatManager
+from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
 
 _IDLE_S = 0.05
 _QUIET_S = 15.0
@@ -55,8 +56,8 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
         told, tasks = self._sweep.told, self._actor_task_events.get_futures()
         for future in set(told) - tasks:
             del told[future]  # its trial was stopped
-        for future in self._sweep.saved & tasks:
-            self._sweep.saved.discard(future)
+        for future in self._sweep.at_once & tasks:
+            self._sweep.at_once.discard(future)
             self._actor_task_events.resolve_future(future)
             return True
         by_trial = {trial_id: future for future, trial_id in told.items()}
@@ -105,7 +106,7 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
     def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
         if not isinstance(exception, RayTaskError | RayActorError):
             exception = ActorDiedError()  # Ray Tune knows no other
-        lost = isinstance(exception, RayTaskError) and self._sweep.is_lost(exception.cause)
+        lost = isinstance(exception, RayTaskError) and self._sweep.trials.is_lost(exception.cause)
         if lost or isinstance(exception, RayActorError):
             self._mark_broken(tracked_actor_task._tracked_actor)
         super()._actor_task_failed(tracked_actor_task, exception)
@@ -115,6 +116,12 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
             self._resource_manager.free_resources(acquired)
         self._resource_manager.clear()
         self.__init__(resource_manager=self._resource_manager)  # type: ignore[misc]  # as Ray does
+
+
+def _will_pause(trial: Any, pauses: bool) -> None:
+    handle = trial.temporary_state.ray_actor
+    if handle is not None:
+        handle.pauses = pauses
 
 
 @contextlib.contextmanager
@@ -133,16 +140,51 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
             kwargs["reuse_actors"] = False
             super().__init__(**kwargs)
             self._actor_manager = _SeatActors(resource_manager=SeatManager(sweep))
+            sweep.states.referenced = self._states_in_use
+            self._has_decided = self._is_pausing = False
+
+        def checkpoint(self, force: bool = False, wait: bool = False) -> None:
+            """The sweep's own journal takes the place of Ray's snapshots; at the end Ray needs
+            one."""
+            if force:
+                super().checkpoint(force, wait)
+
+        def _states_in_use(self) -> list[str]:
+            return [trial.checkpoint.path for trial in self._live_trials if trial.checkpoint]
+
+        def _execute_action(self, trial: Any, decision: str, after_save: bool = False) -> None:
+            self._has_decided = True
+            try:
+                super()._execute_action(trial, decision, after_save)
+            finally:
+                self._has_decided = False
+
+        def _schedule_trial_pause(self, trial: Any, should_checkpoint: bool = True) -> None:
+            """Pause a trial; a scheduler that does so itself, and saves nothing, gives it another
+            trial's state next."""
+            if not self._has_decided and not should_checkpoint:
+                sweep.states.taking_over.add(trial.trial_id)
+                super()._schedule_trial_pause(trial, should_checkpoint)
+                return
+            _will_pause(trial, True)
+            self._is_pausing = True
+            try:
+                super()._schedule_trial_pause(trial, should_checkpoint)
+            finally:
+                self._is_pausing = False
 
         def _schedule_trial_stop(self, trial: Any, exception: Any = None) -> None:
-            """Stop a trial. One without an actor may be paused."""
+            """Stop a trial. One without an actor may be paused, one that is saved was to be."""
             if trial not in self._trial_to_actor:
                 sweep.forget(trial.trial_id)
+            if not self._is_pausing:
+                _will_pause(trial, False)
             super()._schedule_trial_stop(trial, exception=exception)
 
         def _process_trial_failure(self, trial: Any, exception: Any) -> None:
             """Try a killed trial again, as often as the sweep allows; a wrong one never."""
-            if not sweep.may_retry(trial.trial_id, exception):
+            sweep.states.lost(trial.trial_id)
+            if not sweep.trials.may_retry(trial.trial_id, exception):
                 trial.max_failures = 0
             super()._process_trial_failure(trial, exception)
 

@@ -8,127 +8,72 @@ another sweep's now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
+from pyarrow.fs import LocalFileSystem
 from ray.air.execution.resources.request import AcquiredResources
 from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.exceptions import RayActorError, RayTaskError
 from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
 from ray.tune.result import TRIAL_INFO
 
-
-class Seats(Protocol):
-    """What the controller asks of a pool. A seat has its actor's handle as ``actor``."""
-
-    def poll(self) -> None: ...
-    def any_free(self) -> bool: ...
-    def take(self) -> Any | None: ...
-    def swap(self, seat: Any, wanted: Any) -> Any: ...
-    def give_back(self, seat: Any, *, broken: bool, yielded: bool) -> None: ...
-    def pending(self) -> list[Any]: ...
-
-
-class Past(Protocol):
-    """What an earlier driver of the sweep has heard. An answer is a result or an exception."""
-
-    def has_answer(self, trial_id: str) -> bool:
-        """Whether what the trial is asked next is on record."""
-
-    def answer(self, trial_id: str) -> Any:
-        """Take it off the record."""
-
-    def is_over(self) -> bool:
-        """Whether everything has been told."""
-
-    def due(self) -> str | None:
-        """The trial that was heard next; None if it is not among those of this driver (yet)."""
-
-    def earliest(self, trial_ids: Collection[str]) -> str | None:
-        """The one of these that was heard next; if none was, the order of the rest is given up."""
-
-    def telling(self, trial_id: str) -> AbstractContextManager[None]:
-        """While the trial's answer is worked on."""
-
-
-@dataclass
-class PooledSweep:
-    """One sweep's use of a pool. Its actors have ``start``, ``next_result``, ``pause``, ``forget``
-    and ``stop``; what ``stop`` returns says whether the seat is another sweep's from then on.
-
-    ``request_of`` makes what an actor is asked to run of a trial's id, sampled values and seat.
-    ``may_retry`` hears of every failure of a trial, whatever Ray raises for a call to its actor,
-    and decides. ``is_lost`` tells the actors' own errors by which a seat is no longer the sweep's.
-    ``told`` has the pending answers from ``past`` and the trial they are of, ``paused`` the seat
-    that keeps a paused trial's process, ``saved`` the answers to Ray Tune's wish to save one.
-    """
-
-    pool: Seats
-    sweep_id: str
-    request_of: Callable[[str, dict[str, Any], Any], Any]
-    may_retry: Callable[[str, BaseException], bool]
-    is_lost: Callable[[BaseException], bool]
-    past: Past
-    told: dict[Any, str] = field(default_factory=dict)
-    paused: dict[str, Any] = field(default_factory=dict)
-    saved: set[Any] = field(default_factory=set)
-
-    def forget(self, trial_id: str) -> None:
-        """End the process of a trial if it is paused."""
-        home = self.paused.pop(trial_id, None)
-        if home is not None and home.actor is not None:
-            home.actor.forget.remote(self.sweep_id, trial_id)
+from ebbtide.platform.ray_seam.tune_states import SavedState
+from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
 
 
 class _Call:
-    def __init__(self, submit: Callable[[], Any]) -> None:
+    def __init__(self, submit: Callable[..., Any]) -> None:
         self._submit = submit
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._submit()
+        return self._submit(*args, **kwargs)
 
 
 class _TrialHandle:
     """Stands where Tune expects the handle of a trial's own actor; the calls go to a seat's.
 
-    A trial that is on record starts only when it is asked for more than that.
+    A trial begins with the first result that is asked of it and is not on record. While ``pauses``
+    is set a save, or stop, is a pause: the seat keeps the trial's process.
     """
 
     def __init__(self, acquired: _SeatAcquired, config: dict[str, Any]) -> None:
         self._acquired, self._sweep = acquired, acquired.sweep
         self._trial_id = config[TRIAL_INFO].trial_id
-        values = {key: value for key, value in config.items() if not key.startswith("__")}
-        self._go_home()
-        self._request = self._sweep.request_of(self._trial_id, values, self._acquired.seat)
-        self._started: Any = None
-        self._paused = False
-        ready = ray.put(None) if self._sweep.past.has_answer(self._trial_id) else self._start()
+        self._values = {key: value for key, value in config.items() if not key.startswith("__")}
+        self._is_home = self._go_home()
+        self._request = self._new_request()
+        self._source: SavedState | None = self._sweep.states.base.get(self._trial_id)
+        self._has_begun = False
+        self.pauses = False
+        self._newest: Any = None  # result
+        ready = ray.put(None)
         self.__ray_ready__ = _Call(lambda: ready)
         self.get_auto_filled_metrics = _Call(dict)  # asked at the start; the results bring all
         self.train = _Call(self._next_result)
-        self.save = _Call(self._pause)
+        self.save = _Call(self._save)
+        self.restore = _Call(self._restore)
         self.stop = _Call(self._stop)
 
-    def _go_home(self) -> None:
+    def _new_request(self) -> Any:
+        return self._sweep.trials.request(self._trial_id, self._values, self._acquired.seat)
+
+    def _go_home(self) -> bool:
         """Take the seat that keeps the paused trial; if that is busy, start again on this one."""
         home = self._sweep.paused.get(self._trial_id)
         if home is None:
-            return
+            return False
         self._acquired.seat = self._sweep.pool.swap(self._acquired.seat, home)
-        if self._acquired.seat is home:
-            del self._sweep.paused[self._trial_id]
-        else:
+        if self._acquired.seat is not home:
             self._sweep.forget(self._trial_id)
+            return False
+        del self._sweep.paused[self._trial_id]
+        return True
 
-    def _start(self) -> Any:
-        actor = self._acquired.seat.actor
-        self._started = actor.start.remote(self._sweep.sweep_id, self._request)
-        return self._started
-
-    def _next_result(self) -> Any:
+    def _next_result(self, *_: Any, **__: Any) -> Any:
         past, trial_id = self._sweep.past, self._trial_id
         if past.has_answer(trial_id):
             answer = past.answer(trial_id)
@@ -136,26 +81,69 @@ class _TrialHandle:
                 answer = RayTaskError("next_result", str(answer), answer)
             told = ray.put(answer)
             self._sweep.told[told] = trial_id
-            return told
-        if self._started is None:
-            self._start()
-        return self._acquired.seat.actor.next_result.remote(self._sweep.sweep_id, trial_id)
+            self._newest = told
+        elif self._has_begun:
+            actor = self._acquired.seat.actor
+            self._newest = actor.next_result.remote(self._sweep.sweep_id, trial_id)
+        else:
+            self._newest = self._begin()
+        return self._newest
 
-    def _pause(self) -> Any:
-        """Ray Tune saves a trial before it pauses it; here the seat keeps its process instead."""
-        self._paused = True
-        saved = ray.put(_TrainingResult(checkpoint=None, metrics={}))
+    def _begin(self) -> Any:
+        self._has_begun = True
+        actor, request, state = self._acquired.seat.actor, self._request, None
+        if self._source is not None:
+            request = replace(request, lineage=self._source.lineage)
+            if not self._is_home:
+                state = self._source.on(self._acquired.seat, self._sweep.sweep_id)
+        return actor.begin.remote(self._sweep.sweep_id, request, state)
+
+    def _save(self) -> Any:
+        """For a pause nothing is saved, as the seat keeps the process."""
+        checkpoint, metrics = None, {}
+        if not self.pauses:
+            metrics = dict(ray.get(self._newest))
+            name = self._sweep.states.add(
+                self._trial_id,
+                # The scheduler, which asks for this, hears of a result before the sweep does.
+                (self._request.values, self._sweep.trials.heard(self._trial_id) + 1),
+                metrics.get("step"),
+                self._acquired.seat,
+                self._sweep.sweep_id,
+                running=self._has_begun,
+            )
+            checkpoint = Checkpoint(name, LocalFileSystem())
+        return self._at_once(_TrainingResult(checkpoint=checkpoint, metrics=metrics))
+
+    def _restore(self, found: Any) -> Any:
+        """Begin from another trial's state; or, after a failure, from the newest of its own.
+
+        Else the trial's process goes on, or all since its last beginning is made again.
+        """
+        states, trials, trial_id = self._sweep.states, self._sweep.trials, self._trial_id
+        source = states.by_name[found.checkpoint.path]
+        takes_over = trial_id in states.taking_over
+        if takes_over or not trials.heard(trial_id):
+            states.began(trial_id, source)
+            self._source = source
+        if takes_over:
+            trials.took_over(trial_id, self._values, source.trial_id, source.step)
+            self._request = self._new_request()
+        return self._at_once(None)
+
+    def _at_once(self, answer: Any) -> Any:
+        there = ray.put(answer)
         if not self._sweep.past.is_over():
-            self._sweep.saved.add(saved)
-        return saved
+            self._sweep.at_once.add(there)
+        return there
 
     def _stop(self) -> Any:
-        if self._started is None:
+        if not self._has_begun:
             return ray.put(None)
         actor = self._acquired.seat.actor
-        if self._paused:
+        if self.pauses:
             self._sweep.paused[self._trial_id] = self._acquired.seat
-        end = actor.pause if self._paused else actor.stop
+        end = actor.pause if self.pauses else actor.stop
         self._acquired.stopped = end.remote(self._sweep.sweep_id, self._trial_id)
         return self._acquired.stopped
 

@@ -1,12 +1,16 @@
-"""A training job's file for sweeps to start from."""
+"""A training job's file for sweeps to start from, and the pool that they share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.train.ray_connection import connected
 from tests.train.conftest import make_config, tiny  # noqa: F401  (a dataset, a model and a job)
+from tests.tune.sweeps import FOLDER
 
 TRAIN = """\
 name: job
@@ -26,3 +30,21 @@ def base_file(tmp_path: Path) -> Path:
     path = tmp_path / "train.yaml"
     path.write_text(TRAIN.format(folder=tmp_path))
     return path
+
+
+@pytest.fixture(scope="package")
+def pool_ended(cluster_session: LocalCluster) -> Iterator[None]:
+    """The evaluators stay for all tests of this folder, and no longer."""
+    yield
+    from ebbtide.tune import members
+
+    with connected(cluster_session.address):
+        members.down("ebbtide-pool")
+
+
+@pytest.fixture
+def on_cluster(cluster: LocalCluster, pool_ended: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of this process and its children run there."""
+    monkeypatch.chdir(FOLDER)  # where ``trials`` is imported from
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)

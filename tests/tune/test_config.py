@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ebbtide.platform.config import parse
 from ebbtide.platform.errors import ConfigError
-from ebbtide.tune.config import TuneConfig, train_keys
+from ebbtide.tune.config import Domain, TuneConfig, train_keys
 
 MINIMAL = """\
 base: train.yaml
@@ -87,7 +89,10 @@ def test_an_impossible_range_is_refused(domain: str, told: str) -> None:
         (["space.name={choice: [a]}"], "is set by the sweep"),
         (["mode=lowest"], "'min' or 'max'"),
         (["trial_timeout_s=0"], "greater than 0"),
-        (["scheduler=ahsa"], "'none', 'asha', 'hyperband' or 'median'"),
+        (["scheduler=ahsa"], "'hyperband', 'median' or 'pbt'"),
+        (["scheduler=pbt", "searcher=optuna"], "it needs searcher: random"),
+        (["scheduler=pbt", "space.seed={int: [1, 9]}"], "pbt cannot search seed"),
+        (["scheduler=pbt", "space.reduction={choice: [exact], when: {optimizer.lr: 1}}"], "when"),
         (["base=null"], "set base, a training job's file, or function"),
         (["function=a:b"], "set base, a training job's file, or function"),
         (["base=null", "function=a:b"], "function: set storage"),
@@ -144,3 +149,18 @@ def test_a_functions_keys_are_its_own_and_conditions_thin_a_grid_out() -> None:
 def test_a_scheduler_of_a_function_needs_to_know_the_steps() -> None:
     assert "needs steps" in refusal(FUNCTION, "scheduler=asha")
     assert read(FUNCTION, "scheduler=asha", "steps=9").steps == 9
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "nearest"),
+    [
+        ({"uniform": [0, 1]}, 1.2, 1),
+        ({"loguniform": [0.1, 1]}, 0.05, 0.1),
+        ({"int": [1, 9]}, 3.6, 4),
+        ({"logint": [1, 9]}, 12.0, 9),
+        ({"quniform": [0, 1, 0.25]}, 0.6, 0.5),
+        ({"choice": ["a", "b"]}, "b", "b"),
+    ],
+)
+def test_the_nearest_value_of_a_range(written: Any, value: Any, nearest: Any) -> None:
+    assert Domain.model_validate(written).nearest(value) == nearest

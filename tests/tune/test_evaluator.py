@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ class Bench:
 
         async def whole() -> list[dict[str, Any]]:
             request = self.request(function, values, marks)
-            await self.evaluator.start("sweep", request)
-            results = [await self.evaluator.next_result("sweep", request.trial_id)]
+            results = [await self.evaluator.begin("sweep", request)]
             while not results[-1]["done"]:
                 results.append(await self.evaluator.next_result("sweep", request.trial_id))
             await self.evaluator.stop("sweep", request.trial_id)
@@ -146,11 +145,45 @@ def test_a_trial_here_equals_one_in_a_fresh_process(bench: Bench) -> None:
     assert fresh.stdout.strip() == str(here)
 
 
-def test_a_trial_leaves_nothing_behind(bench: Bench) -> None:
-    first, second = bench.run("leaky")[-1], bench.run("leaky")[-1]
+LEFT = [
+    "environment",
+    "module",
+    "builtin",
+    "dtype",
+    "folder",
+    "threads",
+    "decimals",
+    "gradients",
+    "signals",
+    "path",
+]
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_a_trial_leaves_nothing_behind(bench: Bench, kind: str) -> None:
+    first, second = (bench.run("leaky", {"kind": kind})[-1] for _ in range(2))
     assert first["validation_loss"] == second["validation_loss"] == 0.0
-    assert first["draw"] != second["draw"]
-    assert first["threads"] == 1
+    assert all(first[name] != second[name] for name in ("python", "numpy", "torch"))
+
+
+def test_a_trial_is_the_same_in_any_order(bench: Bench) -> None:
+    def losses(rates: Sequence[float]) -> dict[float, list[float]]:
+        found = {}
+        for rate in rates:
+            bench.run("leaky", {"kind": "dtype"})
+            results = bench.run("torch_fit", {"optimizer.lr": rate})
+            found[rate] = [result["validation_loss"] for result in results]
+        return found
+
+    rates = (0.1, 0.01, 0.001)
+    assert losses(rates) == losses(rates[::-1])
+
+
+def test_a_trial_that_takes_too_much_memory_fails_alone(bench: Bench) -> None:
+    request = replace(bench.request("hoards"), memory_bytes=1 << 30)
+    with pytest.raises(TrialFailed, match=r"out of memory \(trial_memory_gb is 1\.07\)"):
+        bench.do(bench.evaluator.begin("sweep", request))
+    assert bench.run("fine", {"optimizer.lr": 0.01})[-1]["validation_loss"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -197,8 +230,7 @@ def test_a_dead_zygote_is_replaced(cold_bench: Bench, tmp_path: Path) -> None:
 
 def test_stop_ends_a_running_trial(bench: Bench, tmp_path: Path) -> None:
     request = bench.request("slow", marks=tmp_path)
-    bench.do(bench.evaluator.start("sweep", request))
-    pid = bench.do(bench.evaluator.next_result("sweep", request.trial_id))["pid"]
+    pid = bench.do(bench.evaluator.begin("sweep", request))["pid"]
     assert alive(pid)
     bench.do(bench.evaluator.stop("sweep", request.trial_id))
     wait_for(lambda: not alive(pid))
@@ -207,20 +239,15 @@ def test_stop_ends_a_running_trial(bench: Bench, tmp_path: Path) -> None:
 def test_a_paused_trial_goes_on_where_it_was(bench: Bench) -> None:
     request, other = (bench.request("fine", {"optimizer.lr": 0.01}) for _ in range(2))
 
-    async def next_of(of: TrialRequest) -> dict[str, Any]:
-        found: dict[str, Any] = await bench.evaluator.next_result("sweep", of.trial_id)
-        return found
-
     async def story() -> list[dict[str, Any]]:
         evaluator = bench.evaluator
-        await evaluator.start("sweep", request)
-        first = await next_of(request)
+        first = await evaluator.begin("sweep", request)
         await evaluator.pause("sweep", request.trial_id)
-        await evaluator.start("sweep", other)
-        between = await next_of(other)
+        between = await evaluator.begin("sweep", other)
         await evaluator.stop("sweep", other.trial_id)
-        await evaluator.start("sweep", request)
-        return [first, between, await next_of(request), await next_of(request)]
+        second = await evaluator.begin("sweep", request)
+        third = await evaluator.next_result("sweep", request.trial_id)
+        return [first, between, second, third]
 
     first, between, second, third = bench.do(story())
     assert [result["step"] for result in (first, between, second, third)] == [1, 1, 2, 3]
@@ -236,8 +263,10 @@ def test_what_a_sweep_has_heard_is_skipped_and_all_is_remembered(bench: Bench) -
     rest = replace(whole, trial_id="rest", skip=2)
 
     async def results(request: TrialRequest, count: int) -> list[dict[str, Any]]:
-        await bench.evaluator.start("sweep", request)
-        return [await bench.evaluator.next_result("sweep", request.trial_id) for _ in range(count)]
+        found = [await bench.evaluator.begin("sweep", request)]
+        while len(found) < count:
+            found.append(await bench.evaluator.next_result("sweep", request.trial_id))
+        return found
 
     heard, told = bench.do(results(whole, 4)), bench.do(results(rest, 2))
     kept = ("step", "validation_loss", "training_iteration", "done")
@@ -267,10 +296,9 @@ def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
             await gone
         await waiting
         with pytest.raises(LeaseLost):
-            await bench.evaluator.start("sweep", bench.request("fine"))
+            await bench.evaluator.begin("sweep", bench.request("fine"))
         request = bench.request("slow", marks=tmp_path)
-        await bench.evaluator.start("other", request)
-        pid: int = (await bench.evaluator.next_result("other", request.trial_id))["pid"]
+        pid: int = (await bench.evaluator.begin("other", request))["pid"]
         bench.dead_jobs.add("other-job")
         await bench.evaluator.acquire(third)
         return pid
@@ -287,8 +315,7 @@ def test_a_higher_priority_waits_for_one_trial_and_an_equal_for_its_turn(
 
     async def trial(sweep_id: str) -> bool:
         request = bench.request("fine", {"optimizer.lr": 0.01})
-        await evaluator.start(sweep_id, request)
-        await evaluator.next_result(sweep_id, request.trial_id)
+        await evaluator.begin(sweep_id, request)
         yielded: bool = await evaluator.stop(sweep_id, request.trial_id)
         return yielded
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import decimal
 import os
 import random
 import signal
@@ -10,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ebbtide.tune.trial import Context, Metrics, Report
 
@@ -42,22 +46,41 @@ def torch_fit(base: Values, values: Values, report: Report) -> Metrics:
 
 
 def leaky(base: Values, values: Values, report: Report) -> Metrics:
-    """Says what an earlier trial has left behind, then leaves all it can."""
+    """Says whether an earlier trial has left something of a ``kind`` behind, then leaves it."""
     import torch
 
     import ebbtide.tune.trial as module
 
-    left = float(
-        "LEFT" in os.environ
-        or hasattr(module, "left")
-        or torch.get_default_dtype() != torch.float32
-        or not Path("trials.py").exists()
-    )
+    kind = values["kind"]
+    number = torch.get_num_threads()
+    draws = [random.random(), float(np.random.random()), torch.rand(1).item()]
+    found = {
+        "environment": "LEFT" in os.environ,
+        "module": hasattr(module, "left"),
+        "builtin": hasattr(builtins, "left"),
+        "dtype": torch.get_default_dtype() != torch.float32,
+        "folder": not Path("trials.py").exists(),
+        "threads": number != 1,
+        "decimals": decimal.getcontext().prec != 28,
+        "gradients": not torch.is_grad_enabled(),
+        "signals": signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL,
+        "path": "left" in sys.path,
+    }
     os.environ["LEFT"] = "1"
     setattr(module, "left", True)  # noqa: B010  (mypy knows no such attribute)
+    setattr(builtins, "left", True)  # noqa: B010
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    decimal.getcontext().prec = 3
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    sys.path.append("left")
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
     os.chdir("/")
-    return {"validation_loss": left, "draw": random.random(), "threads": torch.get_num_threads()}
+    names = ("python", "numpy", "torch")
+    return {"validation_loss": float(found[kind]), **dict(zip(names, draws, strict=True))}
 
 
 def misbehave(base: Values, values: Values, report: Report) -> Metrics:
@@ -167,3 +190,41 @@ def user_at_once(config: Values, context: Context) -> Metrics | None:
     if config["optimizer"] == "adam" and "momentum" in config:
         raise ValueError("adam has no momentum")
     return {"loss": config.get("momentum", 0.5), "number": context.number}
+
+
+def climbs(config: Values, context: Context) -> Metrics | None:
+    """Adds its speed to its total at every step; the loss is what is missing to 1000.
+
+    ``marks`` is a folder with a byte for every start. If that has a file ``kill``, the first trial
+    that goes on from another's state ends its evaluator.
+    """
+    marks = Path(config["marks"])
+    with (marks / f"started-{context.number}").open("a") as file:
+        file.write(".")
+    done, total = context.state or (0, 0.0)
+    for step in range(done + 1, config["rounds"] + 1):
+        total += config["speed"]
+        context.report({"loss": 1000 - total}, state=lambda: (step, total))  # noqa: B023
+        if context.state is not None and (marks / "kill").exists():
+            (marks / "kill").unlink()
+            os.kill(_parent(os.getppid()), signal.SIGKILL)
+            time.sleep(60)
+        time.sleep(config.get("pause_s", 0.0))
+    return None
+
+
+def size(model: Any, job: Any) -> float:
+    """A scorer: the number of parameters."""
+    return float(sum(each.numel() for each in model.parameters()))
+
+
+def broken(model: Any, job: Any) -> float:
+    """A scorer that fails."""
+    return 1 / 0
+
+
+def hoards(base: Values, values: Values, report: Report) -> Metrics:
+    """Takes memory without end."""
+    held = []
+    while True:
+        held.append(np.ones(1 << 22))

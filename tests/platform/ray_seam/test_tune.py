@@ -1,6 +1,6 @@
 """Ray Tune's loop, controller and actor manager are as the pooled ones expect. Starts nothing.
 
-What they do together is seen on real clusters in ``tests/tune/test_job.py``.
+What they do together is seen on real clusters in ``tests/tune/test_job*.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def test_the_loop_makes_its_controller_by_the_name_that_is_replaced() -> None:
     [
         ("_process_trial_failure", ["self", "trial", "exception"]),
         ("_schedule_trial_stop", ["self", "trial", "exception"]),
+        ("_schedule_trial_pause", ["self", "trial", "should_checkpoint"]),
+        ("_execute_action", ["self", "trial", "decision", "after_save"]),
+        ("checkpoint", ["self", "force", "wait"]),
         ("_actor_started", ["self", "tracked_actor"]),
         ("_remove_actor", ["self", "tracked_actor"]),
         ("cleanup", ["self"]),
@@ -120,6 +123,20 @@ def test_a_pause_saves_first_and_no_checkpoint_means_no_restore() -> None:
     PINS.says(f"{CONTROLLER}._schedule_trial_stop", "if trial not in self._trial_to_actor:")
     PINS.says(f"{CONTROLLER}._process_trial_save", "if not checkpoint_value.checkpoint:")
     PINS.says(f"{CONTROLLER}._schedule_trial_restore", "if not checkpoint_result:")
+
+
+def test_a_population_saves_and_pauses_by_itself_and_is_restored_by_name() -> None:
+    population = "ray.tune.schedulers.pbt:PopulationBasedTraining"
+    PINS.says(f"{population}._checkpoint_or_exploit", "tune_controller._schedule_trial_save(")
+    PINS.says(
+        f"{population}._exploit",
+        "tune_controller.pause_trial(trial, should_checkpoint=False)",
+        "trial.run_metadata.checkpoint_manager._latest_checkpoint_result",
+    )
+    PINS.says(f"{CONTROLLER}._execute_action", "self.pause_trial(")
+    PINS.says(f"{CONTROLLER}._schedule_trial_restore", 'method_name = "restore"')
+    PINS.says(f"{CONTROLLER}._process_trial_result", "self._scheduler_alg.on_trial_result(")
+    PINS.says(f"{LOOP}:run", "runner.checkpoint(force=True, wait=True)")
 
 
 @pytest.mark.parametrize("module", [LOOP, "ray.tune.analysis.experiment_analysis"])
