@@ -142,45 +142,41 @@ def evaluate(
     base: str | None = typer.Option(
         None, "--base", help="Training job whose data and validation are used (default: its own)."
     ),
+    suite: str | None = typer.Option(
+        None, "--suite", help="YAML file of tasks to score by (default: the validation loss)."
+    ),
     size: int = typer.Option(2, "--size", min=1, help="How many are scored at a time."),
     namespace: str = _NAMESPACE,
     address: str | None = _ADDRESS,
     as_json: bool = _JSON,
 ) -> None:
-    """Score checkpoints and exports by their validation loss on the pool, best first.
+    """Score checkpoints and exports on the pool by the tasks of a suite, best first.
 
-    One that cannot be scored is listed with the reason; exits with 9 if none can.
+    Without --suite by their validation loss. A score that cannot be had is listed with the reason;
+    exits with 9 if there is none.
 
     Example: [bold]ebbtide tune evaluate ~/.ebbtide/runs/a ~/.ebbtide/runs/b[/bold]
     """
     from ebbtide.platform.config import load
     from ebbtide.train.config import TrainConfig
     from ebbtide.tune.config import PoolConfig
-    from ebbtide.tune.evaluate import KEY
+    from ebbtide.tune.evaluate import VALIDATION
     from ebbtide.tune.evaluate import evaluate as score
+    from ebbtide.tune.suite import Suite
 
     job = None if base is None else load(base, TrainConfig)
+    tasks = VALIDATION if suite is None else load(suite, Suite)
     pool = PoolConfig(size=size, namespace=namespace)
     with stdout.reserved():
-        result = score(checkpoints, job, pool=pool, address=address)
-    ranked = sorted(result.trials, key=lambda trial: (not trial.usable, trial.metric or 0.0))
-    rows = [
-        {
-            "checkpoint": trial.values[KEY],
-            "step": trial.reports[-1]["step"] if trial.usable else None,
-            "validation_loss": trial.metric,
-            "sequences": trial.reports[-1]["sequences"] if trial.usable else None,
-            "seconds": trial.seconds,
-            "reason": trial.reason,
-        }
-        for trial in ranked
-    ]
+        found = score(checkpoints, tasks, job, pool=pool, address=address)
+    rows = [each.row(tasks.tasks) for each in found]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in rows[0]:
-        table.add_column(column, justify="left" if column in (KEY, "reason") else "right")
+        left = column in ("checkpoint", "reason")
+        table.add_column(column, justify="left" if left else "right")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     Console().print(table)
@@ -188,7 +184,7 @@ def evaluate(
 
 @pool_app.command()
 def up(
-    size: int = typer.Option(2, "--size", min=1, help="How many evaluators."),
+    size: int = typer.Option(2, "--size", "--max", min=1, help="How many evaluators at most."),
     at_least: int = typer.Option(0, "--min", min=0, help="How many of them stay for good."),
     idle_timeout_s: float = typer.Option(
         1800.0, "--idle-timeout", min=1.0, help="Seconds without a sweep that end the others."

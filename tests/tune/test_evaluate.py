@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from ebbtide.platform.errors import CheckpointError, ConfigError
 from ebbtide.platform.storage import open_storage
+from ebbtide.train.checkpoint import read_model_state
+from ebbtide.train.config import TrainConfig
 from ebbtide.train.export import export
 from ebbtide.train.manifest import list_checkpoints
 from ebbtide.train.trial import Report, run_trial
-from ebbtide.tune.evaluate import evaluate, score
-from ebbtide.tune.trial import Context, Metrics
+from ebbtide.tune.evaluate import evaluate
+from ebbtide.tune.scoring import score
+from ebbtide.tune.trial import Context, Metrics, Reporter
 from tests.train.conftest import MakeConfig
 
 
-def scored(uri: str, base: object = None) -> Metrics:
-    return score({"checkpoint": uri, "base": base}, Context(1, lambda metrics: None))
+def scored(uri: str, base: object = None, **task: object) -> Metrics:
+    config = {"checkpoint": uri, "base": base, "task": "one", "tasks": {"one": task}}
+    return score(config, Context(1, Reporter(None, None)))
+
+
+def parameters(model: nn.Module, job: TrainConfig, times: int = 1) -> float:
+    """A scorer."""
+    assert not model.training and job.name
+    return float(times * sum(each.numel() for each in model.parameters()))
 
 
 def test_a_checkpoint_scores_what_its_run_has_logged(
@@ -34,10 +46,18 @@ def test_a_checkpoint_scores_what_its_run_has_logged(
         score_of = scored(found[int(report["step"])])
         assert score_of == {
             "step": report["step"],
-            "validation_loss": report["validation_loss"],
+            "score": report["validation_loss"],
             "sequences": 7,
         }
     assert scored(run) == scored(found[4])
+
+    data = str(tmp_path / "data")
+    shutil.copytree(config.data.uri, data)
+    assert scored(run, data=data, sequences=7) == scored(run)
+    assert scored(run, split="train")["score"] != scored(run)["score"]
+    scorer = {"scorer": f"{__name__}:parameters", "options": {"times": 2}}
+    count = sum(t.numel() for t in read_model_state(run)[1].values())
+    assert scored(run, **scorer) == {"step": 4, "score": 2.0 * count}
 
     base = config.model_copy(
         update={"validation": config.validation.model_copy(update={"sequences": 3})}
