@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ import typer
 from ebbtide.commands import stdout
 
 if TYPE_CHECKING:
+    from ebbtide.train.config import TrainConfig
     from ebbtide.train.driver import Progress
     from ebbtide.train.job import RunResult
+    from ebbtide.tune.follow import Follower
 
 _FIRST_LINE_S, _LAST_LINE_S, _LINE_GROWTH = 2.0, 30.0, 1.1
 
@@ -72,8 +75,11 @@ def train(
         config = job_file.load(file, TrainConfig, overrides)
     from ebbtide.train.job import train as run
 
-    with stdout.reserved():
+    with stdout.reserved(), contextlib.ExitStack() as stack:
+        validates = _on_the_pool(stack, config, address)
         result = run(config, address=address, on_progress=ProgressLine())
+    if validates is not None and validates.loss is not None:
+        result = replace(result, validation_loss=validates.loss)
     if as_json:
         typer.echo(json.dumps(document(result), indent=2))
     else:
@@ -90,6 +96,19 @@ def _submit(
     else:
         what = ["--resume", str(resume)]
         run_there(what, overrides, address, Path("."), None, False, as_json)
+
+
+def _on_the_pool(
+    stack: contextlib.ExitStack, config: TrainConfig, address: str | None
+) -> Follower | None:
+    """What validates the run beside it, if the job wants that; at work until the stack ends."""
+    if config.validation.where == "here":
+        return None
+    from ebbtide.train.ray_connection import connected
+    from ebbtide.tune.follow import Follower
+
+    stack.enter_context(connected(address))
+    return stack.enter_context(Follower(config))
 
 
 class ProgressLine:
