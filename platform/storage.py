@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ebbtide.platform.errors import AccessError, AlreadyExists, ConfigError, NotFound, StorageError
 
@@ -104,12 +104,14 @@ def open_storage(uri: str) -> Storage:
     """
     scheme, _, rest = uri.partition("://")
     if scheme == uri:
-        return LocalStorage(Path(uri))
+        if uri.startswith(("s3:", "file:")):
+            raise ConfigError(f"{uri}: write s3://bucket/prefix, file:///path or a path")
+        return _local(uri, uri)
     if scheme == "file":
-        parts = urlsplit(uri)
-        if parts.netloc not in ("", "localhost"):
+        host, _, path = rest.partition("/")
+        if host not in ("", "localhost"):
             raise ConfigError(f"{uri}: a file URI has no host; write file:///absolute/path")
-        return LocalStorage(Path(unquote(parts.path)))
+        return _local(unquote(f"/{path}"), uri)
     if scheme == "s3":
         from ebbtide.platform.s3 import S3Storage
 
@@ -118,6 +120,15 @@ def open_storage(uri: str) -> Storage:
             raise ConfigError(f"{uri}: no bucket; write s3://bucket/prefix")
         return S3Storage(bucket, prefix.strip("/"))
     raise ConfigError(f"{uri}: scheme {scheme!r} is not known; write file://, s3:// or a path")
+
+
+def _local(path: str, uri: str) -> LocalStorage:
+    if "\0" in path:
+        raise ConfigError(f"{uri!r}: a path has no zero byte")
+    try:
+        return LocalStorage(Path(path))
+    except RuntimeError as error:  # of pathlib, for ~NAME
+        raise ConfigError(f"{uri}: there is no such user here; write the path out") from error
 
 
 def join(uri: str, *parts: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,8 @@ import typer
 if TYPE_CHECKING:
     from ebbtide.platform.chaos_deeds import Happening
     from ebbtide.platform.chaos_plan import Plan
+
+_MAX_EVENTS = 100_000
 
 
 def chaos(
@@ -61,8 +64,13 @@ def _plan(file: Path | None, rate: float | None, duration_s: float, seed: int) -
     if file is not None and rate is None:
         return load(file, Plan)
     if rate is not None and file is None:
-        if rate <= 0:
-            raise ConfigError(f"--rate {rate:g}: must be above 0")
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"--rate {rate:g}: must be a number above 0")
+        if rate * duration_s / 3600 > _MAX_EVENTS:
+            raise ConfigError(
+                f"--rate {rate:g} for --duration-s {duration_s:g} is more than {_MAX_EVENTS:,} "
+                "events; lower one of them"
+            )
         return Plan.at_rate(rate, duration_s, seed=seed)
     raise ConfigError("give either --plan FILE or --rate R")
 

@@ -137,7 +137,9 @@ def test_a_plan_or_a_rate_is_wanted_and_steps_need_a_run(tmp_path: Path) -> None
     for options, fault in (
         ([], "give either --plan FILE or --rate R"),
         (["--plan", str(plan), "--rate", "3"], "give either --plan FILE or --rate R"),
-        (["--rate", "0"], "--rate 0: must be above 0"),
+        (["--rate", "0"], "--rate 0: must be a number above 0"),
+        (["--rate", "nan"], "--rate nan: must be a number above 0"),
+        (["--rate", "9", "--duration-s", "inf"], "is more than 100,000 events"),
         (["--plan", str(plan)], "at_step needs --run"),
     ):
         done = subprocess.run([*command, *options], capture_output=True, text=True)

@@ -150,9 +150,21 @@ def test_local_paths_and_file_uris_are_the_same_place(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}/with%20space").get("a") == b"x"
 
 
-@pytest.mark.parametrize("uri", ["gs://bucket/x", "http://host/x", "s3:///x", "file://host/x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "gs://bucket/x",
+        "http://host/x",
+        "s3:///x",
+        "s3:/bucket/x",
+        "file://host/x",
+        "file://[x",
+        "~nobody-here/x",
+        "nul\0:",
+    ],
+)
 def test_a_uri_that_cannot_be_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match=uri.partition(":")[0]):
+    with pytest.raises(ConfigError, match=uri.partition(":")[0].partition("\0")[0]):
         open_storage(uri)
 
 
