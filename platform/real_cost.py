@@ -32,13 +32,17 @@ class Rates:
 
 @dataclass(frozen=True)
 class RealCost:
-    """Dollars by what they are for; ``nodes`` is None where no price is known."""
+    """Dollars by what they are for; ``nodes`` is None where no price is known.
+
+    ``partial``: some of the nodes have no known price, and are in no sum here.
+    """
 
     nodes: Decimal | None
     egress: Decimal
     network: Decimal
     storage: Decimal
     engineering: Decimal
+    partial: bool = False
 
     @property
     def total(self) -> Decimal | None:
@@ -58,4 +62,5 @@ def real_cost(account: Account, rates: Rates, stored_bytes: int, stored_s: float
         network=(nodes or Decimal(0)) * rates.network_factor,
         storage=Decimal(stored_bytes) / 10**9 * rates.storage_usd_per_gb_month * months,
         engineering=rates.engineering_usd_per_hour * rates.engineering_hours,
+        partial=account.total.spent.partial,
     )

@@ -86,6 +86,10 @@ def cost(
         real.rate("--engineering-usd-per-hour", engineering_rate),
         real.rate("--engineering-hours", engineering_hours),
     )
+    if bool(rates.engineering_usd_per_hour) != bool(rates.engineering_hours):
+        raise ConfigError("--engineering-usd-per-hour and --engineering-hours go together")
+    if rates.given and as_csv:
+        raise ConfigError("--csv has the nodes' rows only; see the real cost without it")
     if every and storage is not None:
         if rates.given:
             raise ConfigError("the real cost is shown of one run; leave --all out")

@@ -12,6 +12,9 @@ from ebbtide.platform.real_cost import Rates, RealCost, real_cost
 from ebbtide.platform.records import Record, Started
 from ebbtide.platform.storage import Storage
 
+_MOST = Decimal(10**9)
+"""Beyond any price or time; what is multiplied stays within the digits of a Decimal."""
+
 
 def rate(option: str, text: str) -> Decimal:
     """An amount of 0 or more. Raises ConfigError."""
@@ -19,8 +22,8 @@ def rate(option: str, text: str) -> Decimal:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("NaN")
-    if not value.is_finite() or value < 0:
-        raise ConfigError(f"{option} must be a number of 0 or more (found {text!r})")
+    if not value.is_finite() or not 0 <= value <= _MOST:
+        raise ConfigError(f"{option} must be a number from 0 to {_MOST:,} (found {text!r})")
     return value
 
 
@@ -45,13 +48,15 @@ def line(found: RealCost) -> str:
         "engineering": found.engineering,
     }
     texts = [f"{usd_text(usd, found.total)} {name}" for name, usd in parts.items() if usd]
-    return f"real cost {usd_text(found.total)}: {' + '.join(texts) or 'nothing'}"
+    mark = " (partial)" if found.partial else ""
+    return f"real cost {usd_text(found.total)}{mark}: {' + '.join(texts) or 'nothing'}"
 
 
 def document(found: RealCost) -> dict[str, Any]:
-    """The parts as plain values."""
+    """The parts as plain values, and whether nodes without a price are left out of them."""
     parts = ("nodes", "egress", "network", "storage", "engineering", "total")
     values = {name: getattr(found, name) for name in parts}
-    return {
+    usd_of = {
         f"{name}_usd": None if usd is None else float(round(usd, 9)) for name, usd in values.items()
     }
+    return {**usd_of, "partial": found.partial}
