@@ -8,32 +8,36 @@ run as any earlier one; nothing else has to be copied but the data that the job 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 from ebbtide.platform import config as job_file
-from ebbtide.platform.errors import CheckpointError, NotFound
+from ebbtide.platform.errors import CheckpointError, ConfigError, NotFound
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.manifest import FOLDER, MODEL_CONFIG, newest, read_manifest, read_train_config
 
 logger = logging.getLogger(__name__)
 
+_CHECKPOINT = re.compile(rf"/{FOLDER}/step-\d+-[0-9a-f]+$")
+
 
 def run_of(uri: str) -> str:
     """The URI of the run that a checkpoint's URI belongs to; that of a run is its own."""
-    return uri.rstrip("/").partition(f"/{FOLDER}/step-")[0]
+    return _CHECKPOINT.sub("", uri.rstrip("/"))
 
 
 def paused_job(uri: str, overrides: Sequence[str] = ()) -> TrainConfig:
     """The job of the run at ``uri`` (of a checkpoint of it, or of the run), where it is now.
 
     ``overrides`` are ``KEY.PATH=VALUE`` texts. Raises CheckpointError if there is no complete
-    checkpoint, and ConfigError if an override is wrong.
+    checkpoint, and ConfigError if an override is wrong or would have the run go on elsewhere.
     """
+    uri = open_storage(uri).uri  # of a path as it was written, the whole
     run_uri = run_of(uri)
     storage_uri, _, name = run_uri.rpartition("/")
     run = open_storage(run_uri)
-    if run_uri != uri.rstrip("/"):
+    if run_uri != uri:
         _require_there(uri)
     found = newest(run)
     if found is None:
@@ -41,14 +45,19 @@ def paused_job(uri: str, overrides: Sequence[str] = ()) -> TrainConfig:
             f"{run_uri}: no complete checkpoint is here to go on from; give the URI of one, or "
             "start the job from its file"
         )
-    if uri.rstrip("/") not in (run_uri, found.uri):
+    if uri not in (run_uri, found.uri):
         logger.info("%s has a newer checkpoint, of step %d; going on from it", name, found.step)
     checkpoint = open_storage(found.uri)
     config = read_train_config(checkpoint, read_manifest(checkpoint))
-    here = [f"storage={storage_uri}", f"name={name}"]
+    config = config.model_copy(update={"storage": storage_uri, "name": name})
     config = job_file.parse(
-        job_file.dump(config), TrainConfig, f"the job of {found.uri}", [*here, *overrides]
+        job_file.dump(config), TrainConfig, f"the job of {found.uri}", overrides
     )
+    if (config.storage, config.name) != (storage_uri, name):
+        raise ConfigError(
+            f"{run_uri}: a run that is resumed goes on in its place; leave storage and name out of "
+            "--set, or copy the run's folder to where it is to go on"
+        )
     return _with_model(config, run, checkpoint)
 
 

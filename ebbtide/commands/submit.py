@@ -39,8 +39,8 @@ def submit(
     from ebbtide.train.config import TrainConfig
 
     config = job_file.load(file, TrainConfig, overrides)
-    _require_lasting(config.data.uri, "data.uri")
-    _require_lasting(config.storage, "storage")
+    require_lasting(config.data.uri, "data.uri")
+    require_lasting(config.storage, "storage")
     command = [_inside(file, working_dir)]
     run_there(command, overrides, address, working_dir, name, no_wait, as_json)
 
@@ -108,13 +108,13 @@ def _inside(file: Path, working_dir: Path) -> str:
     return relative
 
 
-def _require_lasting(uri: str, key: str) -> None:
+def require_lasting(uri: str, key: str) -> None:
     """On the cluster a relative path would lie in a temporary copy of the working directory."""
     from ebbtide.platform.errors import ConfigError
 
     if "://" not in uri and not uri.startswith(("/", "~")):
         raise ConfigError(
             f"{key}: {uri} is relative, and the job runs in a temporary copy of the working "
-            f"directory; write an absolute path that all nodes share, or s3://bucket/prefix "
-            f"(--set {key}=...)"
+            "directory; write an absolute path that all nodes share, or s3://bucket/prefix"
+            + ("" if key.startswith("-") else f" (--set {key}=...)")
         )

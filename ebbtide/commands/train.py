@@ -89,11 +89,12 @@ def train(
 def _submit(
     file: Path | None, resume: str | None, overrides: list[str], address: str, as_json: bool
 ) -> None:
-    from ebbtide.commands.submit import run_there, submit
+    from ebbtide.commands.submit import require_lasting, run_there, submit
 
     if file is not None:
         submit(file, overrides, address, Path("."), None, False, as_json)
     else:
+        require_lasting(str(resume), "--resume")
         what = ["--resume", str(resume)]
         run_there(what, overrides, address, Path("."), None, False, as_json)
 

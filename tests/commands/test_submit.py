@@ -70,6 +70,10 @@ def test_a_relative_path_would_be_lost_with_the_job(tmp_path: Path) -> None:
     done = subprocess.run(ebbtide("submit", str(file)), capture_output=True, text=True)
     assert done.returncode == 2
     assert "storage: .ebbtide/runs is relative" in done.stderr
+    command = ebbtide("train", "--resume", "runs/x", "--address", "http://127.0.0.1:1")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--resume: runs/x is relative" in done.stderr
 
 
 def test_a_file_outside_the_working_directory_does_not_travel(tmp_path: Path) -> None:

@@ -44,6 +44,23 @@ def test_a_run_goes_on_where_its_storage_is_now(job: TrainConfig, tmp_path: Path
         assert found == job.model_copy(update=where)
 
 
+def test_names_and_folders_are_taken_as_they_are(
+    job: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "checkpoints" / "step-1 # {a: b}" / "1e5"
+    shutil.copytree(job.run_uri, moved)
+    monkeypatch.chdir(moved.parent)
+    (newest, _) = list_checkpoints(open_storage(str(moved)))
+    for uri in ("1e5", newest.uri):
+        assert paused_job(uri).run_uri == str(moved)
+
+
+def test_a_run_cannot_be_resumed_at_another_place(job: TrainConfig) -> None:
+    for elsewhere in ("name=another", "storage=/nowhere"):
+        with pytest.raises(ConfigError, match="goes on in its place"):
+            paused_job(job.run_uri, [elsewhere])
+
+
 def test_a_model_whose_file_is_not_here_is_built_from_the_runs_own(job: TrainConfig) -> None:
     assert job.model.source is not None
     Path(job.model.source).unlink()
