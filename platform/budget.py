@@ -46,7 +46,7 @@ def timestamp(value: Any) -> Any:
 
 Usd = Annotated[
     Decimal,
-    Field(ge=0, allow_inf_nan=False),
+    Field(ge=0, le=10**15, allow_inf_nan=False),
     BeforeValidator(_number),
     PlainSerializer(float, return_type=float, when_used="json"),
 ]

@@ -18,7 +18,7 @@ from pydantic import Field
 from ebbtide.platform import config
 from ebbtide.platform.config import Config
 
-UsdPerHour = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+UsdPerHour = Annotated[Decimal, Field(gt=0, le=10**9, allow_inf_nan=False)]
 """Dollars an hour. A blank means unknown; 0 is refused, as it would make a run look free."""
 
 Count = Annotated[int, Field(ge=0)]
@@ -57,7 +57,7 @@ class InstanceType(Config):
     date: date
 
 
-Part = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+Part = Annotated[Decimal, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 
 class Overheads(Config):

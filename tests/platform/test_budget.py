@@ -54,7 +54,7 @@ def cautions(budget: BudgetConfig, at: Books) -> list[str]:
 
 
 @pytest.mark.parametrize("key", ["max_dollars_per_run", "max_dollars_per_hour"])
-@pytest.mark.parametrize("value", ["-1", ".nan", ".inf", "ten", '"5"', "$5", "true", "[5]"])
+@pytest.mark.parametrize("value", ["-1", ".nan", ".inf", "1e30", "ten", '"5"', "$5", "true", "[5]"])
 def test_what_is_no_sum_of_money_is_refused_with_its_line(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"job.yaml:3: budget\.{key}"):
         parse(f"{key}: {value}")

@@ -47,6 +47,7 @@ def test_blank_absent_and_unnamed_are_unknown(tmp_path: Path) -> None:
         (("0.8064", "0"), "usd_per_hour.on_demand"),
         (("0.8064", "-1"), "usd_per_hour.on_demand"),
         (("0.8064", ".nan"), "usd_per_hour.on_demand"),
+        (("0.8064", "1e30"), "usd_per_hour.on_demand"),
         (("0.8064", "cheap"), "usd_per_hour.on_demand"),
         (("vcpus", "vcpu"), "vcpu is not a known key; did you mean vcpus"),
         (("    source: our contract\n", ""), "source is missing"),
