@@ -167,7 +167,8 @@ class Driver:
 
             self._recorder = self._remember(diary)
             pool.on_use = lambda seat, seconds: self._books.ran(seat.name, seconds)
-            with pooled(PooledSweep(pool, pool.lease.sweep_id, self, self._past)):
+            shares = config.scheduler == "pbt"
+            with pooled(PooledSweep(pool, pool.lease.sweep_id, self, self._past, shares)):
                 made = tuner.make_tuner(
                     config,
                     name=self._sweep.name,

@@ -135,9 +135,8 @@ class Evaluator:
         """
         return await self._stage.save(self._running(sweep_id, trial_id), name)
 
-    async def state(self, sweep_id: str, name: str, path: str) -> bytes:
-        """The content of the file with a saved state, for other nodes. Raises LeaseLost."""
-        self._check(sweep_id)
+    async def state(self, sweep_id: str, name: str, path: str) -> bytes | None:
+        """The content of the file with a saved state, for other nodes; None if it is lost."""
         return self._stage.state(name)
 
     async def drop(self, sweep_id: str, names: Collection[str]) -> None:

@@ -105,7 +105,8 @@ class Stage:
         await trial.save(path)
         return path
 
-    def state(self, name: str) -> bytes:
+    def state(self, name: str) -> bytes | None:
+        """A saved state; None if it is lost."""
         return self._states.read(name)
 
     def drop(self, names: Collection[str]) -> None:

@@ -28,9 +28,10 @@ class States:
             Path(path).write_bytes(content)
         return path
 
-    def read(self, name: str) -> bytes:
-        """The content of a file. Raises KeyError if there is none by this name."""
-        return Path(f"/proc/self/fd/{self._descriptors[name]}").read_bytes()
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none by this name."""
+        descriptor = self._descriptors.get(name)
+        return None if descriptor is None else Path(f"/proc/self/fd/{descriptor}").read_bytes()
 
     def drop(self, names: Collection[str]) -> None:
         """Let go of files; who has one open or mapped keeps it."""

@@ -167,6 +167,8 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
                 super()._schedule_trial_pause(trial, should_checkpoint)
                 return
             _will_pause(trial, True)
+            if sweep.saves_pauses and not should_checkpoint:
+                sweep.states.pauses(trial.trial_id)
             self._is_pausing = True
             try:
                 super()._schedule_trial_pause(trial, should_checkpoint)
@@ -179,6 +181,8 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
                 sweep.forget(trial.trial_id)
             if not self._is_pausing:
                 _will_pause(trial, False)
+                if exception is None and trial.trial_id not in sweep.states.taking_over:
+                    sweep.states.ended(trial.trial_id)
             super()._schedule_trial_stop(trial, exception=exception)
 
         def _process_trial_failure(self, trial: Any, exception: Any) -> None:

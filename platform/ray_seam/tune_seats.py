@@ -21,7 +21,7 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 from ray.tune.result import TRIAL_INFO
 
-from ebbtide.platform.ray_seam.tune_states import SavedState
+from ebbtide.platform.ray_seam.tune_states import SavedState, SavedStates
 from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
 
 
@@ -47,6 +47,7 @@ class _TrialHandle:
         self._is_home = self._go_home()
         self._request = self._new_request()
         self._source: SavedState | None = self._sweep.states.base.get(self._trial_id)
+        self._go_on_elsewhere()
         self._has_begun = False
         self.pauses = False
         self._newest: Any = None  # result
@@ -72,6 +73,26 @@ class _TrialHandle:
             return False
         del self._sweep.paused[self._trial_id]
         return True
+
+    def _go_on_elsewhere(self) -> None:
+        """Go on from the state that was saved at the pause, where the process is not at hand."""
+        state = self._sweep.states.paused.get(self._trial_id)
+        heard = self._sweep.trials.heard(self._trial_id)
+        if state is not None and heard and not self._is_home:
+            self._source = state
+            self._request = replace(self._request, skip=self._request.skip - heard)
+
+    def _present_state(self, heard: int) -> SavedState:
+        """The state at the newest result, which the sweep is to hear of if ``heard`` is 1."""
+        states: SavedStates = self._sweep.states
+        return states.add(
+            self._trial_id,
+            (self._request.values, self._sweep.trials.heard(self._trial_id) + heard),
+            ray.get(self._newest).get("step"),
+            self._acquired.seat,
+            self._sweep.sweep_id,
+            running=self._has_begun,
+        )
 
     def _next_result(self, *_: Any, **__: Any) -> Any:
         past, trial_id = self._sweep.past, self._trial_id
@@ -99,20 +120,17 @@ class _TrialHandle:
         return actor.begin.remote(self._sweep.sweep_id, request, state)
 
     def _save(self) -> Any:
-        """For a pause nothing is saved, as the seat keeps the process."""
-        checkpoint, metrics = None, {}
-        if not self.pauses:
-            metrics = dict(ray.get(self._newest))
-            name = self._sweep.states.add(
-                self._trial_id,
-                # The scheduler, which asks for this, hears of a result before the sweep does.
-                (self._request.values, self._sweep.trials.heard(self._trial_id) + 1),
-                metrics.get("step"),
-                self._acquired.seat,
-                self._sweep.sweep_id,
-                running=self._has_begun,
-            )
-            checkpoint = Checkpoint(name, LocalFileSystem())
+        """Save for other trials; or for a pause, of which Ray need not know."""
+        states, trial_id = self._sweep.states, self._trial_id
+        if self.pauses:
+            if self._sweep.saves_pauses:  # the result is heard by now
+                states.paused[trial_id] = self._present_state(heard=0)
+            return self._at_once(_TrainingResult(checkpoint=None, metrics={}))
+        # The scheduler, which asks for this, hears of a result before the sweep does.
+        state = states.newest[trial_id] = self._present_state(heard=1)
+        states.drop_unused(self._sweep.sweep_id)
+        checkpoint = Checkpoint(state.name, LocalFileSystem())
+        metrics = dict(ray.get(self._newest))
         return self._at_once(_TrainingResult(checkpoint=checkpoint, metrics=metrics))
 
     def _restore(self, found: Any) -> Any:

@@ -68,14 +68,17 @@ class PooledSweep:
     ``drop``, ``pause``, ``forget`` and ``stop``; what ``stop`` returns says whether the seat is
     another sweep's from then on.
 
-    ``told`` has the pending answers from ``past`` and the trial they are of, ``paused`` the seat
-    that keeps a paused trial's process, ``at_once`` the answers that need no actor.
+    With ``saves_pauses`` a paused trial may go on from a saved state on another seat; without, it
+    starts again there. ``told`` has the pending answers from ``past`` and the trial they are of,
+    ``paused`` the seat that keeps a paused trial's process, ``at_once`` the answers that need no
+    actor.
     """
 
     pool: Seats
     sweep_id: str
     trials: Trials
     past: Past
+    saves_pauses: bool = False
     states: SavedStates = field(default_factory=SavedStates)
     told: dict[Any, str] = field(default_factory=dict)
     paused: dict[str, Any] = field(default_factory=dict)

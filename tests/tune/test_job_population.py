@@ -77,6 +77,8 @@ def test_the_worst_go_on_from_the_best(tmp_path: Path) -> None:
     result = run_function(tmp_path, "climbs", climbs(tmp_path))
     assert any(trial.taken_over for trial in result.trials), "nobody took over a state"
     require_right(result.trials)
+    steps = sum(path.stat().st_size for path in (tmp_path / "marks-climbs").glob("steps-*"))
+    assert steps == sum(len(trial.reports) for trial in result.trials), "a step was made again"
 
 
 def test_a_state_that_is_lost_with_its_evaluator_is_made_again(tmp_path: Path) -> None:

@@ -195,14 +195,16 @@ def user_at_once(config: Values, context: Context) -> Metrics | None:
 def climbs(config: Values, context: Context) -> Metrics | None:
     """Adds its speed to its total at every step; the loss is what is missing to 1000.
 
-    ``marks`` is a folder with a byte for every start. If that has a file ``kill``, the first trial
-    that goes on from another's state ends its evaluator.
+    ``marks`` is a folder with a byte for every start, and for every step. If that has a file
+    ``kill``, the first trial that goes on from another's state ends its evaluator.
     """
     marks = Path(config["marks"])
     with (marks / f"started-{context.number}").open("a") as file:
         file.write(".")
     done, total = context.state or (0, 0.0)
     for step in range(done + 1, config["rounds"] + 1):
+        with (marks / f"steps-{context.number}").open("a") as file:
+            file.write(".")
         total += config["speed"]
         context.report({"loss": 1000 - total}, state=lambda: (step, total))  # noqa: B023
         if context.state is not None and (marks / "kill").exists():
