@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from ebbtide.platform.account import Account, account
 from ebbtide.platform.clock import Clock
-from ebbtide.platform.errors import EbbtideError
+from ebbtide.platform.errors import CostError, EbbtideError
 from ebbtide.platform.ledger import read_ledger
 from ebbtide.platform.metrics import Publisher, Sample
 from ebbtide.platform.records import NodeUp
@@ -147,6 +147,8 @@ class AccountWatch:
         began_s = self._clock.monotonic()
         try:
             self.account = account(read_ledger(self._run).records, self._clock.time())
+        except CostError:  # nothing is written yet
+            pass
         except EbbtideError as error:  # the storage is away; the run goes on, and says so itself
             if not self._told:
                 logger.info("the ledger cannot be read for the metrics: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -131,10 +132,22 @@ def test_seconds_and_dollars_are_those_of_the_account(tmp_path: Path) -> None:
     assert not [name for name in free if name.startswith(("dollars ", "dollars_on_demand"))]
 
 
-def test_a_storage_that_is_away_changes_nothing(tmp_path: Path) -> None:
-    watch = AccountWatch(LocalStorage(tmp_path / "nothing"), FakeClock())
-    watch.read()
+def test_a_storage_that_is_away_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "ebbtide.train.telemetry"):
+        watch = AccountWatch(LocalStorage(tmp_path / "run"), FakeClock())
+        watch.read()
+        assert watch.account is None
+        assert not caplog.messages  # a ledger that has not begun is nothing to tell
+        ledger = tmp_path / "run" / "ledger"
+        ledger.mkdir(parents=True)
+        (ledger / "a.jsonl").symlink_to("a.jsonl")
+        for _ in range(2):
+            watch.read()
     assert watch.account is None
+    (told,) = caplog.messages
+    assert told.startswith("the ledger cannot be read for the metrics")
 
 
 def test_nodes_and_limits() -> None:
