@@ -60,7 +60,11 @@ class Pulse:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise ServeError if the engine has been silent for so long that it has to be replaced."""
+        """Raise ServeError if the engine has been silent for so long that it has to be replaced,
+        or if nothing is told of it any more."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()):
+                raise ServeError(f"the worker cannot tell that it lives: {error!r}") from error
         if (silent_s := self._silent_s()) > GIVEN_UP_S:
             raise ServeError(f"the engine has not answered for {silent_s:.0f} s")
 

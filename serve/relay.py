@@ -46,6 +46,8 @@ _OF_THE_ANSWER = {"max_completion_tokens", "stream", "stream_options", "min_toke
 """Fields that a prefill worker, which computes one token to be thrown away, does not need."""
 _GIVEN_UP = ("abort", "error")
 _LOST = envelope.body(503, "the answer is incomplete: its worker was lost", code="worker_lost")
+_MOST_LOSSES = 3
+"""So many workers a request may lose without a further token: one that ends engines ends there."""
 _WATCH_S = 0.25
 _PATIENCE_S = 5.0
 """How long a new request waits for a worker to be known, as after a restart of the router."""
@@ -62,7 +64,10 @@ class Settings:
 
 @dataclass
 class Cost:
-    """The tokens of one request, and when the first and the last were sent."""
+    """The tokens of one request, and when the first and the last were sent.
+
+    Those of a prompt whose client has left before its worker counted them are estimated.
+    """
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -92,10 +97,15 @@ class Relay:
                 leg.let_go()
 
     def _hangs(self, leg: Leg, now_s: float) -> bool:
-        """An engine may just be busy; so it is left for another one, or when it is given up."""
+        """An engine may just be busy; so it is left for another one, or when it is given up.
+
+        One whose client does not take what it says is not silent.
+        """
         worker = leg.worker
         if worker.is_gone(now_s):
             return True
+        if leg.is_sending or not leg.can_move:
+            return False
         owes = leg.has_begun and not leg.has_moved  # a second worker that is slow is no better
         stalled = owes and is_stalled(worker, now_s, self.settings.stall_s)
         if not stalled and worker.is_ready(now_s):
@@ -122,26 +132,32 @@ class Relay:
     async def whole(self, kind: Kind, request: Json, send: Send, cost: Cost) -> None:
         """Answer a request that is not streamed. Raises Refused."""
         parts = prefixes.units(request)
-        keys, tried, last = prefixes.keys(parts), set[str](), None
+        keys, tried, lost = prefixes.keys(parts), set[str](), list[Lost]()
         body = await self._prefilled(kind, dict(request), parts, keys)
-        while (worker := await self._decode_worker(keys, tried)) is not None:
+        while (
+            len(lost) < _MOST_LOSSES
+            and (worker := await self._decode_worker(keys, tried)) is not None
+        ):
             try:
                 with self.client.at(worker, keys) as leg:
                     answer = await self.client.post(leg, PATHS[kind], body)
             except Refused:
                 await self._release(worker, body)
                 raise
-            except Lost as lost:
-                last = lost
+            except Lost as error:
+                lost.append(error)
                 body = dict(request)  # what a prefill worker has of it may be gone
                 continue
+            except asyncio.CancelledError:
+                cost.num_prompt_tokens = self._ratio.tokens(parts, len(parts))
+                raise
             usage = answer.get("usage") or {}
             cost.num_prompt_tokens = usage.get("prompt_tokens") or 0
             cost.num_output_tokens = usage.get("completion_tokens") or 0
             if "kv_transfer_params" in answer:
                 answer["kv_transfer_params"] = None
             return await send(200, to_json(answer), False)
-        raise self._no_worker() from last
+        raise self._no_worker() from (lost[-1] if lost else None)
 
     async def stream(self, kind: Kind, request: Json, send: Send, cost: Cost) -> None:
         """Answer a request as a stream of events. Raises Refused before anything is sent."""
@@ -150,9 +166,13 @@ class Relay:
         keys, tried = prefixes.keys(parts), set[str]()
         stream = Stream(kind, request)
         path, body = PATHS[kind], stream.first_request()
+        losses = most_tokens = unknown = 0
         body = await self._prefilled(kind, body, parts, keys)
         try:
-            while (worker := await self._decode_worker(keys, tried)) is not None:
+            while (
+                losses < _MOST_LOSSES
+                and (worker := await self._decode_worker(keys, tried)) is not None
+            ):
                 stream.max_model_len = worker.last.max_model_len
                 try:
                     with self.client.at(worker, keys) as leg:
@@ -166,15 +186,20 @@ class Relay:
                     if not stream.can_move:
                         log.warning("a stream cannot go on: %s", lost)
                         break
+                    losses = 1 if stream.num_tokens > most_tokens else losses + 1
+                    most_tokens = max(most_tokens, stream.num_tokens)
                     self.metrics.moves.inc()
                     path, body = stream.move()
             if not stream.has_begun:
                 raise self._no_worker()
             self.metrics.lost.inc()
             await send(200, _event(_LOST), False)
+        except asyncio.CancelledError:
+            unknown = self._ratio.tokens(parts, len(parts))
+            raise
         finally:
             cost.num_prompt_tokens, cost.num_output_tokens = (
-                len(stream.prompt_ids),
+                len(stream.prompt_ids) or unknown,
                 stream.num_tokens,
             )
             if cost.first_s:
@@ -197,12 +222,15 @@ class Relay:
                         is_done = True  # and read to the end, for the connection to be of use again
                         continue
                     shown = self._shown(from_json(event), stream)
+                    leg.can_move = stream.can_move
                     now_s = leg.worker.output_s = time.monotonic()
                     if not leg.has_begun:
                         leg.has_begun = True
                         self.metrics.first_token.labels(where).observe(now_s - asked_s)
                     if shown is not None:
+                        leg.is_sending = True
                         await send(200, _event(shown), True)
+                        leg.is_sending, leg.worker.output_s = False, time.monotonic()
                         timed.observe(now_s - cost.last_s)
                         cost.first_s = cost.first_s or now_s
                         cost.last_s, timed = now_s, self.metrics.gap

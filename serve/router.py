@@ -9,6 +9,7 @@ client that has gone is noticed, and its request ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _KINDS: dict[str, Kind] = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "request_id")
 _PAGES = ("/health", "/ready", "/metrics", "/openapi.json", "/v1/models")
+_BODY_S = 60.0
 _OPEN = ("/health", "/ready")
 """What is answered without a key, so that a load balancer can ask."""
 
@@ -54,7 +56,7 @@ class _Answer:
 
     def __init__(self, send: Callable[[Json], Awaitable[None]]) -> None:
         self._send = send
-        self.status = 0
+        self.status, self.is_complete = 0, False
         self.kind = b"application/json"
 
     async def __call__(
@@ -66,6 +68,7 @@ class _Answer:
             if not more:
                 fields.append((b"content-length", str(len(data)).encode()))
             await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        self.is_complete = self.is_complete or not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
@@ -152,15 +155,17 @@ class Router:
     async def _description(self, now_s: float) -> Json:
         """What is served, as the workers describe it."""
         if self._described is None:
-            worker = self.fleet.for_decode([], now_s, ())
-            try:
-                if worker is None:
-                    raise Lost("there is none")
-                told = await self.relay.client.page(worker, "/openapi.json")
-            except Lost as lost:
-                raise _refusal(503, "no worker can answer; try again in a moment") from lost
+            told = await self._told_by_any("/openapi.json", now_s)
             self._described = openapi.public(told, (*_KINDS, *_PAGES), _INTERNAL_FIELDS)
         return self._described
+
+    async def _told_by_any(self, path: str, now_s: float) -> Json:
+        tried: set[str] = set()
+        while (worker := self.fleet.for_decode([], now_s, tried)) is not None:
+            tried.add(worker.last.url)
+            with contextlib.suppress(Lost):
+                return await self.relay.client.page(worker, path)
+        raise _refusal(503, "no worker can answer; try again in a moment")
 
     def _card(self, name: str) -> Json:
         lengths = [each.last.max_model_len for each in self.fleet.workers()]
@@ -181,13 +186,13 @@ class Router:
         cost = Cost()
         self.metrics.running.inc()
         try:
-            request = self._accepted(await self._body(receive))
+            request = self._accepted(await self._in_time(receive))
             if request.get("stream"):
                 answer.kind = b"text/event-stream; charset=utf-8"
                 lead = self.relay.stream
             else:
                 lead = self.relay.whole
-            await _while_there(receive, lead(kind, request, answer, cost))
+            await _while_there(receive, lead(kind, request, answer, cost), answer)
         finally:
             self.metrics.running.dec()
             usage.end(cost.num_prompt_tokens + cost.num_output_tokens)
@@ -197,6 +202,13 @@ class Router:
     def _usage_of(self, key: ApiKey | None) -> Usage:
         name, own = (key.name, key.limits) if key else (ANYONE, None)
         return self._usage.setdefault(name, Usage(own or self.door.limits))
+
+    async def _in_time(self, receive: Any) -> bytes:
+        try:
+            async with asyncio.timeout(_BODY_S):
+                return await self._body(receive)
+        except TimeoutError:
+            raise _refusal(408, f"the body took longer than {_BODY_S:.0f} s") from None
 
     async def _body(self, receive: Any) -> bytes:
         body, more = bytearray(), True
@@ -247,13 +259,13 @@ def _refusal(status: int, message: str, **fields: str) -> Refused:
     return Refused(status, envelope.body(status, message, **fields))
 
 
-async def _while_there(receive: Any, work: Awaitable[None]) -> None:
-    """Do the work, but not for a client that leaves. Raises _Gone then."""
+async def _while_there(receive: Any, work: Awaitable[None], answer: _Answer) -> None:
+    """Do the work, but not for a client that leaves before it has all. Raises _Gone then."""
     leaving = asyncio.ensure_future(receive())
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({leaving, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if not working.done() and not answer.is_complete:
             raise _Gone
         await working
     finally:

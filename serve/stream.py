@@ -169,8 +169,8 @@ class Stream:
 
     def take(self, chunk: Json) -> Json | None:
         """A worker's chunk as the client is to see it; None if it is not to see it."""
-        prompt_ids = self._take_prompt_ids(chunk)
-        if not self._head:
+        prompt_ids, is_first = self._take_prompt_ids(chunk), not self._head
+        if is_first:
             self._head = {key: chunk.get(key) for key in ("id", "object", "created", "model")}
         if not chunk["choices"]:
             return {**chunk, **self._head, "usage": self._counted(chunk["usage"])}
@@ -188,7 +188,8 @@ class Stream:
         self._stop_reason = choice.get("stop_reason")
         self._stop()
         shown, new_ids = self._release(), self._ids[self._ids_sent :]
-        if self.num_moves and not (shown or self.finish_reason or (self._wants_ids and new_ids)):
+        says = shown or self.finish_reason or (self._wants_ids and new_ids)
+        if self.num_moves and not is_first and not says:
             return None
         self._ids_sent = max(self._ids_sent, len(self._ids)) if self._wants_ids else 0
         return self._chunk(chunk, choice, shown, new_ids, prompt_ids)

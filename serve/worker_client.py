@@ -31,6 +31,8 @@ RELEASE_PATH = "/kv/release"
 """Where a decode worker is told that it will not fetch what a prefill worker keeps for it."""
 
 _CONNECT_S = 1.0
+_ASIDE = aiohttp.ClientTimeout(total=5.0, sock_connect=_CONNECT_S)
+"""For what a worker answers at once or not at all."""
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 _OURS = (401, 403, 408, 429)
 """What a worker says to the router, not to its client."""
@@ -54,13 +56,18 @@ class Lost(Exception):
 
 @dataclass(eq=False)
 class Leg:
-    """One request at one worker."""
+    """One request at one worker.
+
+    ``can_move``: another worker can still do it; ``is_sending``: its client is being waited for.
+    """
 
     worker: Worker
     sending: asyncio.Future[aiohttp.ClientResponse] | None = None
     response: aiohttp.ClientResponse | None = None
     has_begun: bool = False
     has_moved: bool = False
+    can_move: bool = True
+    is_sending: bool = False
     is_lost: bool = False
 
     def let_go(self) -> None:
@@ -129,7 +136,9 @@ class WorkerClient:
         """What a worker tells at ``path``. Raises Lost."""
         headers = {TOKEN_HEADER: self.token}
         try:
-            async with self.session.get(worker.last.url + path, headers=headers) as response:
+            async with self.session.get(
+                worker.last.url + path, headers=headers, timeout=_ASIDE
+            ) as response:
                 response.raise_for_status()
                 found: Json = from_json(await response.read())
                 return found
@@ -140,7 +149,9 @@ class WorkerClient:
         """Have the keys and values that nobody will fetch given up; else a lease ends in 30 s."""
         url, headers = worker.last.url + RELEASE_PATH, {TOKEN_HEADER: self.token}
         try:
-            async with self.session.post(url, data=to_json(params), headers=headers) as response:
+            async with self.session.post(
+                url, data=to_json(params), headers=headers, timeout=_ASIDE
+            ) as response:
                 response.raise_for_status()
         except _BROKEN as error:
             log.warning("keys and values are kept until their lease ends: %r", error)

@@ -38,7 +38,7 @@ def serve(
     from ebbtide.serve.keys import KEYS_VARIABLE, from_variable
 
     config = load(file, ServeConfig, overrides)
-    keys = from_variable(os.environ.pop(KEYS_VARIABLE, ""))  # no child process needs them
+    keys = from_variable(os.environ.pop(KEYS_VARIABLE, ""), config.http.keys)  # no child needs them
     with stdout.reserved() as result, start(config, address, more_keys=keys) as serving:
         print(serving.endpoint, file=result, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)

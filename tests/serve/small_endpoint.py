@@ -88,6 +88,7 @@ class SmallEndpoint:
     workers: list[StandIn]
     session: aiohttp.ClientSession
     metrics: RouterMetrics
+    relay: Relay
     beating: set[str] = field(default_factory=set)
 
     def num_running(self) -> int:
@@ -130,7 +131,7 @@ async def small_endpoint(
         stack.push_async_callback(server.stop)
         url = f"http://127.0.0.1:{server.port}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        found = SmallEndpoint(url, fleet, [*decode, *prefill], session, metrics)
+        found = SmallEndpoint(url, fleet, [*decode, *prefill], session, metrics, relay)
         beats: list[tuple[str, Role, StandIn]] = []
         for number, worker in enumerate(found.workers):
             await worker.start()
