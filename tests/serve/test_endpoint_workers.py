@@ -15,11 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -112,43 +112,51 @@ def test_clients_that_leave_leave_nothing(endpoint: Endpoint, client: openai.Ope
     assert all(answer.usage.completion_tokens == 8 for answer in answers)
 
 
-_LOST = ("its worker was lost", "no worker can answer")  # before and after the first token
 _OPTIONS: dict[str, Any] = {"max_tokens": 200, "stream_options": {"include_usage": True}}
+_NUM_STREAMS = 18  # seconds of work for the engine, which is much faster than these clients
 _TEXTS = ("the tide", "and the crew meets the", f"{SYMBOLS} ")
 
 
-def followed(
-    client: openai.OpenAI, victim: psutil.Process
-) -> list[tuple[str, list[Any], float, Exception | None]]:
-    """Streams whose worker is killed once tokens flow: text, usage, longest gap, and error."""
-    killed = threading.Event()
+Followed = tuple[str, list[Any], float, Exception | None]
 
-    def follow(text: str) -> tuple[str, list[Any], float, Exception | None]:
-        chunks: list[Any] = []
-        last_s, gap_s, error = time.monotonic(), 0.0, None
-        try:
-            for chunk in complete(client, text, stream=True, **_OPTIONS):
-                chunks.append(chunk)
-                if len(chunks) > 1:
-                    gap_s = max(gap_s, time.monotonic() - last_s)
-                last_s = time.monotonic()
-                if len(chunks) == 3 and not killed.is_set():
-                    killed.set()
-                    victim.kill()  # soon, for an engine is much faster than this client
-        except openai.APIError as raised:
-            error = raised
-        usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
-        return "".join(c.text for chunk in chunks for c in chunk.choices), usages, gap_s, error
 
-    with ThreadPoolExecutor(3) as pool:
-        return list(pool.map(follow, _TEXTS))
+def follow(client: openai.OpenAI, text: str) -> Followed:
+    """A stream to its end: text, usage, longest gap, and the error that it ended in."""
+    chunks: list[Any] = []
+    last_s, gap_s, error = time.monotonic(), 0.0, None
+    try:
+        for chunk in complete(client, text, stream=True, **_OPTIONS):
+            gap_s = max(gap_s, time.monotonic() - last_s if chunks else 0.0)
+            last_s = time.monotonic()
+            chunks.append(chunk)
+    except openai.APIError as raised:
+        error = raised
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    return "".join(c.text for chunk in chunks for c in chunk.choices), usages, gap_s, error
+
+
+def followed(client: openai.OpenAI, victim: psutil.Process) -> list[Followed]:
+    """Streams whose worker is killed while it computes, whatever its clients have seen by then."""
+
+    def rests() -> bool:
+        before_s = cpu_s([victim])
+        time.sleep(0.3)
+        return cpu_s([victim]) - before_s < 0.1
+
+    until(rests, 60, "the worker does not come to rest")
+    before_s = cpu_s([victim])
+    with ThreadPoolExecutor(_NUM_STREAMS) as pool:
+        work = [pool.submit(follow, client, text) for text in islice(cycle(_TEXTS), _NUM_STREAMS)]
+        until(lambda: cpu_s([victim]) - before_s > 0.05, 60, "the worker does not compute")
+        victim.kill()
+        return [each.result() for each in work]
 
 
 def test_streams_outlive_their_worker(endpoint: Endpoint, client: openai.OpenAI) -> None:
     expected = [stream(client, text, **_OPTIONS) for text in _TEXTS]
     before = measured(endpoint)["ebbtide_moved_streams_total"]
     found = followed(client, workers(endpoint, "decode")[-1])  # the other role can go on
-    for (text, usages, _, error), (whole, whole_usages) in zip(found, expected, strict=True):
+    for (text, usages, _, error), (whole, whole_usages) in zip(found, cycle(expected)):
         assert error is None
         assert text == whole
         assert usages[0].completion_tokens == whole_usages[0].completion_tokens == 200
@@ -156,19 +164,6 @@ def test_streams_outlive_their_worker(endpoint: Endpoint, client: openai.OpenAI)
     assert measured(endpoint)["ebbtide_moved_streams_total"] > before
     print(f"longest gap of a stream that moved: {max(gap_s for *_, gap_s, _ in found):.2f} s")
     assert complete(client, "the tide", max_tokens=4).usage.completion_tokens == 4
-
-
-def test_without_a_spare_they_end_in_an_error(endpoint: Endpoint, client: openai.OpenAI) -> None:
-    """The decode worker that was killed is still loading when the prefill worker dies too."""
-    assert not ready(endpoint)["decode"]
-    found = followed(client, workers(endpoint, "prefill")[-1])
-    for _, usages, _, error in found:
-        assert (error is None) == bool(usages)  # an end is whole, or an error
-        assert error is None or any(text in str(error) for text in _LOST), error
-    assert any(error for *_, error in found)
-    until(lambda: bool(ready(endpoint)["prefill"] and ready(endpoint)["decode"]), 400, "not back")
-    usage = complete(client, "not seen by either worker ", max_tokens=4).usage
-    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens  # split again
 
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
@@ -233,6 +228,7 @@ def answers(endpoint: Endpoint) -> list[Any]:
 
 
 def test_the_same_is_answered_without_prefill_workers(endpoint: Endpoint) -> None:
+    until(lambda: bool(ready(endpoint)["prefill"] and ready(endpoint)["decode"]), 400, "not back")
     split = answers(endpoint)
     remote = measured(endpoint)['ebbtide_prefills_total{where="remote"}']
     (replica,) = replicas(endpoint, "prefill")
