@@ -51,7 +51,8 @@ class _KilledTorchConfig(TorchConfig):  # type: ignore[misc]  # untyped base
 
 
 class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
-    """Ray's controller, with ranks placed by ours, and a pause where it would spin for nodes."""
+    """Ray's controller, with ranks placed by ours, and a pause where it would spin for nodes. What
+    is left of the last group is ended then, which Ray does only when the next one starts."""
 
     def __init__(
         self, *, scaling_policy: ElasticPolicy, callbacks: list[Any], **others: Any
@@ -63,7 +64,9 @@ class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
     async def _step(self) -> Any:
         before = self.get_state()
         result = await super()._step()
-        if result.next_state is before:
+        if result.next_state is before:  # it waits for nodes, and is to hold none meanwhile
+            if self.get_worker_group() is not None:
+                self._shutdown_worker_group()
             await asyncio.sleep(_TICK_S)
         return result
 

@@ -126,9 +126,13 @@ def metrics_addresses(cluster: LocalCluster) -> list[str]:
 
 
 def scraped(target: str) -> set[str]:
-    with urllib.request.urlopen(f"http://{target}/metrics") as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {family.name for family in families if PREFIX in family.name}
+    try:
+        with urllib.request.urlopen(f"http://{target}/metrics") as answer:
+            text = answer.read().decode()
+    except OSError:  # it does not listen yet
+        return set()
+    found = (family.name for family in text_string_to_metric_families(text))
+    return {name for name in found if PREFIX in name}
 
 
 def ebbtide(*arguments: str, cluster: LocalCluster) -> subprocess.Popen[str]:
@@ -141,11 +145,19 @@ def ebbtide(*arguments: str, cluster: LocalCluster) -> subprocess.Popen[str]:
     )
 
 
+def set_price(file: str, usd_per_hour: float) -> None:
+    Path(file).write_text(
+        "instance_types: {local-cpu: {provider: local, vcpus: 1, memory_gb: 4, source: test, date: "
+        f"2025-07-01, usd_per_hour: {{spot: {usd_per_hour}, on_demand: {3 * usd_per_hour}}}}}}}"
+    )
+
+
 def watch_and_pause(
     cluster: LocalCluster, config: TrainConfig, folder: Path
 ) -> tuple[set[str], dict[str, str]]:
-    """Train until everything has been seen, and stop; the metrics' names, and which expression of
-    which dashboard has shown nothing."""
+    """Train until everything has been seen; then nodes become too dear, and the driver is stopped
+    when no rank holds one any more. The metrics' names, and which expression of which dashboard
+    has shown nothing."""
     file = folder / "job.yaml"
     file.write_text(job_file.dump(config))
     watch = Prometheus(cluster, folder)
@@ -164,6 +176,8 @@ def watch_and_pause(
     try:
         await_condition(seen, run)
         names = watch.names()
+        set_price(str(config.cost.catalogue), 2.0)
+        await_condition(lambda: "RayTrainWorker" not in " ".join(cluster.process_names()), run)
         run.send_signal(signal.SIGINT)
         assert run.wait(LIMIT_S) == 130, run.communicate()
     finally:
@@ -175,14 +189,15 @@ def watch_and_pause(
 
 def test_a_run_is_watched_paused_and_taken_up_elsewhere(
     first_cluster: LocalCluster,
-    cluster_session: LocalCluster,
+    cluster: LocalCluster,
     make_config: MakeConfig,
     s3_server: LocalS3,
     tmp_path: Path,
 ) -> None:
     """Every metric is scraped from a real run, and every panel of the dashboards shows something.
     Then the run goes on from one of its checkpoints, in another cluster, without a file of its."""
-    model = tmp_path / "model.json"
+    model, prices = tmp_path / "model.json", str(tmp_path / "prices.yaml")
+    set_price(prices, 0.5)
     shutil.copy(make_config().model.source or "", model)
     config = make_config(
         name="paused",
@@ -193,8 +208,8 @@ def test_a_run_is_watched_paused_and_taken_up_elsewhere(
         checkpoint={"every": 3},
         validation={"every_steps": 3},
         schedule={"min_lr_ratio": 1.0},  # the rate does not depend on how many steps there are
-        budget={"max_dollars_per_run": 5},
-        cost={"egress_usd_per_gb": 0.09},
+        budget={"max_dollars_per_run": 5, "pause_above_usd_per_hour": 1},
+        cost={"catalogue": prices, "egress_usd_per_gb": 0.09},
     )
     names, empty = watch_and_pause(first_cluster, config, tmp_path)
     assert empty == {}
@@ -205,11 +220,10 @@ def test_a_run_is_watched_paused_and_taken_up_elsewhere(
     saved = list_checkpoints(run)
     steps = saved[0].step + 4
     model.unlink()  # it was on the first cluster only
-    cluster_session.restore(1)
     done = ebbtide(
-        *("train", "--resume", saved[-1].uri, "--address", cluster_session.address),
-        *("--set", f"steps={steps}", "--json"),
-        cluster=cluster_session,
+        *("train", "--resume", saved[-1].uri, "--address", cluster.address),
+        *("--set", f"steps={steps}", "--set", "cost.catalogue=", "--json"),
+        cluster=cluster,
     )
     out, errors = done.communicate(timeout=LIMIT_S)
     assert done.returncode == 0, errors
@@ -217,12 +231,13 @@ def test_a_run_is_watched_paused_and_taken_up_elsewhere(
     history = History(read_events(run))
     assert [each.attempt for each in history.attempts] == [0, 1]
     assert history.attempts[1].first_step == saved[0].step + 1
+    assert history.steps_lost() == 0
 
     same = make_config(steps=steps, schedule={"min_lr_ratio": 1.0})
     losses = {number: step.loss for number, step in history.kept.items()}
     assert losses == {step.step: step.loss for step in undisturbed(same).steps}
 
-    told = ebbtide("cost", config.run_uri, "--json", cluster=cluster_session)
+    told = ebbtide("cost", config.run_uri, "--json", cluster=cluster)
     account = json.loads(told.communicate(timeout=LIMIT_S)[0])
     assert account["status"] == "finished"
     assert [part["attempt"] for part in account["attempts"]] == [0, 1]

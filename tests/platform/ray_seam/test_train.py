@@ -27,7 +27,18 @@ def test_the_trainer_starts_its_controller_through_one_method_with_policies() ->
     assert issubclass(PINS.own("ElasticTrainer"), PINS.find(TRAINER))
 
 
-@pytest.mark.parametrize("method", ["run", "abort", "get_result", "get_state", "_step"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "run",
+        "abort",
+        "get_result",
+        "get_state",
+        "_step",
+        "get_worker_group",
+        "_shutdown_worker_group",
+    ],
+)
 def test_the_controller_has(method: str) -> None:
     PINS.takes(f"{CONTROLLER}.{method}", "self", others=False)
 
@@ -35,6 +46,12 @@ def test_the_controller_has(method: str) -> None:
 def test_a_step_of_the_controller_says_what_state_comes_next() -> None:
     PINS.says(f"{CONTROLLER}._step", "next_state")
     PINS.find(f"{INTERNAL}.execution.controller.controller:TrainControllerLoopIterationResult")
+
+
+def test_a_group_that_was_ended_while_it_waits_is_not_ended_again() -> None:
+    PINS.says(f"{CONTROLLER}._shutdown_worker_group", "self._worker_group = None")
+    PINS.says(f"{CONTROLLER}._execute_resize_decision", "if self._worker_group:")
+    PINS.says(f"{CONTROLLER}._shutdown", "if self._worker_group")
 
 
 def test_the_default_callbacks_can_be_chosen_from() -> None:
