@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from ebbtide.platform import config as job_file
+from ebbtide.platform.account import account
 from ebbtide.platform.errors import AccessError, BudgetError, ClusterError, NotFound, TrainingError
+from ebbtide.platform.ledger import read_ledger
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.local_s3 import LocalS3
+from ebbtide.platform.shared_budget import SharedAccount
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.checkpoint import read_model_state
 from ebbtide.train.config import TrainConfig
@@ -203,3 +206,58 @@ def test_what_is_wrong_is_said_before_anything_starts(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     with pytest.raises(AccessError, match="AWS_ENDPOINT_URL"):
         train(make_config(storage="s3://bucket/jobs"), address=nowhere)
+
+
+def test_runs_share_a_sum_of_money(
+    cluster: LocalCluster, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Runs of $0.03 and $0.48 do not fit into $0.50 at once; what the first has spent stays taken.
+
+    Nodes cost next to nothing until it has been seen at work, so that it ends when it should.
+    """
+    prices, place = tmp_path / "prices.yaml", str(tmp_path / "account")
+
+    def set_price(usd_per_hour: str) -> None:
+        prices.write_text(
+            "instance_types: {local-cpu: {provider: local, vcpus: 1, memory_gb: 4, source: test, "
+            f"date: 2025-07-01, usd_per_hour: {{spot: {usd_per_hour}}}}}}}"
+        )
+
+    def job(name: str, usd: float = 0.03) -> TrainConfig:
+        return make_config(
+            name=name,
+            steps=2000,
+            model={"loss": "tests.train.user_code:slow_loss"},
+            workers={"min": 1, "max": 1},
+            cost={"catalogue": str(prices)},
+            budget={"max_dollars_per_run": usd, "shared": {"uri": place, "max_dollars": 0.5}},
+        )
+
+    refused: list[str] = []
+
+    def submit_another(progress: object) -> None:
+        if not refused:
+            with pytest.raises(BudgetError) as error:
+                train(job("second", 0.48), address="127.0.0.1:1")
+            refused.append(str(error.value))
+            set_price("36")  # $0.01 a second
+
+    set_price("0.000036")
+    with pytest.raises(BudgetError, match=r"of budget\.max_dollars_per_run \$0\.03"):
+        train(job("first"), address=cluster.address, on_progress=submit_another)
+    assert "$0.030000 of the shared $0.5000 are taken by 1 other runs" in refused[0]
+    run = job("first").run_uri
+    reserved, spent = SharedAccount(open_storage(place)).entries()
+    assert [(entry.kind, entry.run) for entry in (reserved, spent)] == [
+        ("reserved", run),
+        ("spent", run),
+    ]
+    booked = account(read_ledger(run).records, time.time()).total.spent.usd
+    assert booked is not None
+    assert float(spent.usd) == pytest.approx(float(booked), rel=0.1)
+    ended = [event.status for event in read_events(run) if isinstance(event, Finished)]
+    assert ended == ["stopped"]
+    with pytest.raises(BudgetError, match="are taken by 1 other runs"):
+        train(job("second", 0.499), address="127.0.0.1:1")
+    with pytest.raises(ClusterError, match="no Ray cluster answers"):  # it is admitted
+        train(job("second", 0.25), address="127.0.0.1:1")
