@@ -118,7 +118,8 @@ class LateEnd(StandIn):
     async def _generate(self, path: str, request: dict[str, Any], send: Any) -> None:
         async def later(message: dict[str, Any]) -> None:
             if b"[DONE]" not in message.get("body", b""):
-                return await send(message)
+                await send(message)
+                return
             await send({**message, "more_body": True})
             await asyncio.sleep(0.2)
             await send({"type": "http.response.body", "body": b""})
