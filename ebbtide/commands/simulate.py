@@ -47,7 +47,7 @@ def simulate(
     pause_above: float | None = typer.Option(
         None, "--pause-above", help="Price above which price_pause waits."
     ),
-    windows: int = typer.Option(100, "--windows", min=1, help="Windows of each set."),
+    windows: int = typer.Option(100, "--windows", min=1, max=100_000, help="Windows of each set."),
     learn: float = typer.Option(
         0.5, "--learn", min=0.0, max=0.95, help="Share of a trace to learn from; windows lie after."
     ),
@@ -68,6 +68,8 @@ def simulate(
         made = forecast(config.load(job, ForecastConfig), job.parent)
         _show_forecast(made, as_json)
         return
+    if picture is not None and (picture.suffix not in (".svg", ".png") or picture.is_dir()):
+        raise ConfigError(f"--picture {picture}: name a file that ends in .svg or .png")
     if not traces:
         raise ConfigError("nothing to simulate: name a folder of TRACES, or a job with --job FILE")
     policies = [_policy(name, pause_above) for name in dict.fromkeys(policy)]
@@ -122,11 +124,8 @@ def _job(
         _positive("--spot", spot),
         nodes,
     )
-    if work + restart > deadline:
-        raise ConfigError(
-            f"--deadline {deadline:g} is less than work and one restart ({work + restart:g} h): "
-            "not even on-demand could meet it; raise it"
-        )
+    if problem := job.impossible():
+        raise ConfigError(f"--work, --deadline, --restart: {problem}")
     return job
 
 

@@ -61,7 +61,7 @@ class ForecastConfig(Config):
     nodes: Annotated[int, Field(ge=1)] = 1
     on_demand_usd_per_hour: Positive
     zones: Annotated[dict[str, ZoneConfig], Field(min_length=1)]
-    policies: tuple[str, ...] = (
+    policies: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "tide",
         "on_demand",
         "greedy",
@@ -70,16 +70,25 @@ class ForecastConfig(Config):
     )
     pause_above_usd_per_hour: Positive | None = None
     market: Literal["traces", "model"] = "traces"
-    samples: Annotated[int, Field(ge=1)] = 100
+    samples: Annotated[int, Field(ge=1, le=100_000)] = 100
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def job(self) -> Job:
+        """What is to be run; spot prices are those of the zones."""
+        return Job(
+            work_s=self.work_hours * 3600,
+            deadline_s=self.deadline_hours * 3600,
+            restart_s=self.restart_hours * 3600,
+            on_demand_usd=self.on_demand_usd_per_hour,
+            spot_usd=0.0,
+            nodes=self.nodes,
+        )
 
     @model_validator(mode="after")
     def _possible(self) -> ForecastConfig:
-        if self.work_hours + self.restart_hours > self.deadline_hours:
-            raise ValueError(
-                f"deadline_hours must be at least work_hours + restart_hours "
-                f"({self.work_hours + self.restart_hours:g}): not even on-demand could meet it"
-            )
+        if problem := self.job.impossible():
+            raise ValueError(f"deadline_hours cannot be kept: {problem}")
         unknown = [name for name in self.policies if name not in POLICIES]
         if unknown:
             raise ValueError(f"policies: {unknown[0]} is not one of {', '.join(POLICIES)}")
@@ -142,14 +151,7 @@ def forecast(config: ForecastConfig, folder: Path) -> Forecast:
 
     Raises DataError for a trace that is none, ConfigError for prices that are not known.
     """
-    job = Job(
-        work_s=config.work_hours * 3600,
-        deadline_s=config.deadline_hours * 3600,
-        restart_s=config.restart_hours * 3600,
-        on_demand_usd=config.on_demand_usd_per_hour,
-        spot_usd=0.0,
-        nodes=config.nodes,
-    )
+    job = config.job
     draw = np.random.default_rng(config.seed)
     samples, history, sources = _samples(config, job, folder, draw)
     names = list(config.zones)

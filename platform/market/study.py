@@ -31,6 +31,9 @@ from ebbtide.platform.market.traces import Trace
 TICKS_PER_RESTART = 4
 """Traces are brought to ticks of about a quarter of the restart delay."""
 
+MOST_TICKS = 1_000_000
+"""From start to deadline; a job that has more is too long for its restart delay."""
+
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy
     for policy in (
@@ -65,6 +68,22 @@ class Job:
     def tick_s(self) -> float:
         """The tick to bring traces to."""
         return self.restart_s / TICKS_PER_RESTART if self.restart_s > 0 else 60.0
+
+    def impossible(self) -> str | None:
+        """Why these times cannot be simulated, if so."""
+        if self.work_s + self.restart_s > self.deadline_s:
+            hours = (self.work_s + self.restart_s) / 3600
+            return (
+                f"the deadline is less than work and one restart ({hours:g} h): not even on-demand "
+                "could meet it; raise it"
+            )
+        if self.deadline_s > MOST_TICKS * self.tick_s:
+            hours = MOST_TICKS * self.tick_s / 3600
+            return (
+                f"the deadline is more than {hours:.3g} h, which is the most for a restart of "
+                f"{self.restart_s:g} s: time goes by in quarters of a restart (of none: minutes)"
+            )
+        return None
 
     def terms(self, zones: Sequence[Trace], history: Sequence[Trace] = ()) -> Terms:
         """The job in ticks of its zones: the deadline rounded down, the delay to the nearest."""

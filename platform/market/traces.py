@@ -25,6 +25,10 @@ from numpy.typing import NDArray
 
 from ebbtide.platform.errors import DataError
 
+LEAST_GAP_S, MOST_GAP_S = 1.0, 86_400.0
+MOST_NODES, MOST_USD = 1_000_000, 1e6
+"""What is beyond these in a trace is a mistake."""
+
 Nodes = NDArray[np.int64]
 Usd = NDArray[np.float64]
 
@@ -73,20 +77,26 @@ def read_trace(path: Path) -> Trace:
     if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
         raise DataError(f'{path}: not a trace; it must hold "metadata" and "data"')
     gap = document["metadata"].get("gap_seconds")
-    if not _is_number(gap) or not 0 < gap < math.inf:
-        raise DataError(f"{path}: metadata.gap_seconds must be a number above 0 (found {gap!r})")
+    if not _is_number(gap) or not LEAST_GAP_S <= gap <= MOST_GAP_S:
+        raise DataError(
+            f"{path}: metadata.gap_seconds must be from {LEAST_GAP_S:g} to {MOST_GAP_S:g} "
+            f"(found {gap!r})"
+        )
     nodes, prices = document.get("data"), document.get("prices")
     if not isinstance(nodes, list) or not nodes:
         raise DataError(f"{path}: data must be a list of nodes per tick, and not empty")
     for tick, value in enumerate(nodes):
-        if not _is_number(value) or value < 0 or value != int(value):
+        if not _is_number(value) or not 0 <= value <= MOST_NODES or value % 1:
             raise DataError(f"{path}: data[{tick}] must be a count of nodes (found {value!r})")
     if prices is not None:
         if not isinstance(prices, list) or len(prices) != len(nodes):
             raise DataError(f"{path}: prices must be a list as long as data ({len(nodes)})")
         for tick, value in enumerate(prices):
-            if not _is_number(value) or not 0 < value < math.inf:
-                raise DataError(f"{path}: prices[{tick}] must be above 0 (found {value!r})")
+            if not _is_number(value) or not 0 < value <= MOST_USD:
+                raise DataError(
+                    f"{path}: prices[{tick}] must be above 0 and at most {MOST_USD:g} "
+                    f"(found {value!r})"
+                )
     return Trace(
         path.stem,
         float(gap),

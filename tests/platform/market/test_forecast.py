@@ -65,7 +65,11 @@ def test_samples_come_from_the_trace_or_from_a_model_of_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("deadline_hours: 14", "deadline_hours: 10", "config:2: deadline_hours must be at least"),
+        (
+            "deadline_hours: 14",
+            "deadline_hours: 10",
+            "config:2: deadline_hours cannot be kept: the deadline is less",
+        ),
         ("samples: 20", "sample: 20", "did you mean samples"),
         ("greedy]", "greedy, tyde]", "tyde is not one of tide, on_demand"),
         ("greedy]", "price_pause]", "pause_above_usd_per_hour is missing"),
@@ -73,6 +77,9 @@ def test_samples_come_from_the_trace_or_from_a_model_of_it(tmp_path: Path) -> No
         ("hours_without_spot: 6, ", "", "give trace, or hours_between_evictions"),
         ("on_demand_usd_per_hour: 3.0", "on_demand_usd_per_hour: 0", "on_demand_usd_per_hour"),
         ("work_hours: 10", "work_hours: .nan", "work_hours"),
+        ("restart_hours: 0.2", "restart_hours: 1e-9", "the deadline is more"),
+        ("deadline_hours: 14", "deadline_hours: 1e300", "cannot be kept: the deadline is more"),
+        ("samples: 20", "samples: 1000000000", "samples"),
     ],
 )
 def test_what_cannot_be_is_refused(old: str, new: str, said: str) -> None:
