@@ -67,10 +67,11 @@ def test_workers_and_nodes_are_stopped_killed_drained_and_added(
 
     busy = [occupy(first.node_id), occupy(second.node_id), occupy(third.node_id)]
     stopped = chaos.stop_worker(first.name, 0.5, named="Busy")
-    assert stopped.pid is not None
-    assert state_of(stopped.pid) == "T"
+    pid = stopped.pid
+    assert pid is not None
+    await_that(lambda: state_of(pid) == "T")  # a signal arrives when its process is next at work
     chaos.run()
-    assert state_of(stopped.pid) not in ("T", "")
+    await_that(lambda: state_of(pid) not in ("T", ""))
 
     chaos = Chaos(nodes)
     killed = chaos.kill_worker(second.name)
@@ -86,7 +87,9 @@ def test_workers_and_nodes_are_stopped_killed_drained_and_added(
     await_that(lambda: not cluster.is_alive(fourth))
 
     chaos.stop(second.name, 60)
-    assert {state_of(pid) for pid in process_session.processes(second.process.pid)} == {"T"}
+    await_that(
+        lambda: {state_of(each) for each in process_session.processes(second.process.pid)} == {"T"}
+    )
     await_that(lambda: not cluster.is_alive(second))  # Ray gives up a node that does not answer
 
     added = chaos.add()
