@@ -167,7 +167,11 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
                 super()._schedule_trial_pause(trial, should_checkpoint)
                 return
             _will_pause(trial, True)
-            if sweep.saves_pauses and not should_checkpoint:
+            if not sweep.saves_pauses:
+                # There is nothing to save, and Ray's HyperBand forgets for ever a trial that is
+                # being saved when the last one of its bracket is done: the sweep would not end.
+                should_checkpoint = False
+            elif not should_checkpoint:
                 sweep.states.pauses(trial.trial_id)
             self._is_pausing = True
             try:
