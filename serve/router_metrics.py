@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -24,104 +25,57 @@ class RouterMetrics:
         self._registry = CollectorRegistry()
         self._usd_per_hour, self._num_tokens = usd_per_hour or {}, 0
         self.num_prefills = {"local": 0, "remote": 0}
-        self.requests = Counter(
-            "ebbtide_requests",
-            "Answered requests",
-            ["key", "path", "status"],
-            registry=self._registry,
+        registry = self._registry
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
+        self.requests = counter("ebbtide_requests", "Answered requests", ["key", "path", "status"])
+        self.tokens = counter("ebbtide_tokens", "Tokens of prompts and answers", ["key", "kind"])
+        self.moves = counter("ebbtide_moved_streams", "Streams that went on elsewhere")
+        self.lost = counter("ebbtide_lost_streams", "Streams that ended in an error event")
+        self.prefills = counter("ebbtide_prefills", "Where prompts were computed", ["where"])
+        self.ttft = histogram(
+            "ebbtide_time_to_first_token_seconds", "From the request to the first token sent"
         )
-        self.tokens = Counter(
-            "ebbtide_tokens",
-            "Tokens of prompts and answers",
-            ["key", "kind"],
-            registry=self._registry,
-        )
-        self.moves = Counter(
-            "ebbtide_moved_streams", "Streams that went on elsewhere", registry=self._registry
-        )
-        self.lost = Counter(
-            "ebbtide_lost_streams", "Streams that ended in an error event", registry=self._registry
-        )
-        self.prefills = Counter(
-            "ebbtide_prefills",
-            "Where prompts were computed",
-            ["where"],
-            registry=self._registry,
-        )
-        self.ttft = Histogram(
-            "ebbtide_time_to_first_token_seconds",
-            "From the request to the first token sent",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.prefill = Histogram(
-            "ebbtide_remote_prefill_seconds",
-            "At a prefill worker",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.first_token = Histogram(
+        self.prefill = histogram("ebbtide_remote_prefill_seconds", "At a prefill worker")
+        self.first_token = histogram(
             "ebbtide_first_token_at_decode_seconds",
             "From asking a decode worker to its first token: its queue, then fetching (remote) or"
             " computing (local) the prompt's keys and values",
             ["prefill"],
-            buckets=_SECONDS,
-            registry=self._registry,
         )
-        self.decode = Histogram(
-            "ebbtide_decode_seconds",
-            "From a stream's first token to its last",
-            buckets=_SECONDS,
-            registry=self._registry,
+        self.decode = histogram("ebbtide_decode_seconds", "From a stream's first token to its last")
+        self.gap = histogram(
+            "ebbtide_inter_token_seconds", "Between two chunks of a stream", buckets=_GAPS
         )
-        self.gap = Histogram(
-            "ebbtide_inter_token_seconds",
-            "Between two chunks of a stream",
-            buckets=_GAPS,
-            registry=self._registry,
+        self.workers = gauge("ebbtide_ready_workers", "Workers that get requests", ["role"])
+        self.engine_sequences = gauge(
+            "ebbtide_engine_sequences", "In a worker's engine", ["role", "worker", "state"]
         )
-        self.workers = Gauge(
-            "ebbtide_ready_workers", "Workers that get requests", ["role"], registry=self._registry
-        )
-        self.engine_sequences = Gauge(
-            "ebbtide_engine_sequences",
-            "In a worker's engine",
-            ["role", "worker", "state"],
-            registry=self._registry,
-        )
-        self.kv_usage = Gauge(
+        self.kv_usage = gauge(
             "ebbtide_engine_kv_usage_ratio",
             "KV blocks of a worker that are held by sequences or wait to be fetched",
             ["role", "worker"],
-            registry=self._registry,
         )
-        self.engine_queue_s = Gauge(
+        self.engine_queue_s = gauge(
             "ebbtide_engine_queue_seconds",
             "What all ended requests of a worker's engine have waited for their turn",
             ["role", "worker"],
-            registry=self._registry,
         )
-        self.engine_ended = Gauge(
+        self.engine_ended = gauge(
             "ebbtide_engine_requests",
             "Requests that a worker's engine has ended",
             ["role", "worker"],
-            registry=self._registry,
         )
-        self.replica_s = Gauge(
-            "ebbtide_replica_seconds",
-            "Seconds that workers have lived",
-            ["role"],
-            registry=self._registry,
+        self.replica_s = gauge(
+            "ebbtide_replica_seconds", "Seconds that workers have lived", ["role"]
         )
-        self.cost = Gauge(
+        self.cost = gauge(
             "ebbtide_cost_usd",
             "What the replica-seconds cost, and that for a million tokens of prompts and answers",
             ["of"],
-            registry=self._registry,
         )
-        self.running = Gauge(
-            "ebbtide_running_requests", "Requests at work", registry=self._registry
-        )
+        self.running = gauge("ebbtide_running_requests", "Requests at work")
 
     def count_prefill(self, where: str) -> None:
         """A prompt is computed by the decode worker (local) or by a prefill worker (remote)."""
