@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
+from ebbtide.train import controller
 from ebbtide.train.config import TrainConfig
+from ebbtide.train.desk import Desk
 from ebbtide.train.prepare import PrepareConfig, prepare
 from tests.train.ranks import Ranks
 
@@ -94,3 +97,29 @@ def make_config(tiny: Tiny, tmp_path: Path) -> MakeConfig:
         return TrainConfig.model_validate(values)
 
     return make
+
+
+class Remote:
+    """A plain object with the calling form of an actor; calls happen at once."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._target, name)
+
+        class Method:
+            @staticmethod
+            def remote(*arguments: Any) -> Any:
+                return method(*arguments)
+
+        return Method
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """A desk without an actor around it, which the controller's side finds."""
+    desk = Desk()
+    monkeypatch.setattr(controller, "find_desk", lambda _: Remote(desk))
+    monkeypatch.setattr(ray, "get", lambda value, **_: value)
+    yield desk

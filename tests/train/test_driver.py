@@ -26,9 +26,8 @@ from ebbtide.train.driver import Driver, Progress
 from ebbtide.train.events import EventLog, read_events
 from ebbtide.train.history import History
 from ebbtide.train.spending import Before, Guard
-from tests.train.conftest import MakeConfig
+from tests.train.conftest import MakeConfig, Remote
 from tests.train.test_bookkeeping import Moving
-from tests.train.test_controller import Remote
 from tests.train.test_events import step
 
 Make = Callable[..., Driver]

@@ -16,7 +16,7 @@ from ebbtide.train.events import Step
 from ebbtide.train.step import StepResult
 from ebbtide.train.surroundings import LeaveWatch, RaySurroundings, samples_digest
 from ebbtide.train.trial import single_process_group
-from tests.train.test_controller import Remote
+from tests.train.conftest import Remote
 
 
 def test_a_reason_to_leave_is_seen_in_the_background_and_kept() -> None:

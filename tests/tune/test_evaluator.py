@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from ebbtide.platform.errors import TuneError
 from ebbtide.tune.evaluator import Evaluator, LeaseLost
 from ebbtide.tune.nursery import WARM_UP, Nursery
-from ebbtide.tune.running import TrialFailed, check_metrics, death_reason
+from ebbtide.tune.running import TrialFailed
 from ebbtide.tune.sharing import QUANTUM_S, Lease
 from ebbtide.tune.trial import TrialRequest
 from tests.tune.trials import MISDEEDS
@@ -365,11 +364,6 @@ def test_an_evaluator_that_nobody_wants_ends() -> None:
         runner.run(asyncio.wait_for(story(), 60))
 
 
-def test_a_zygote_that_cannot_warm_up_is_an_error() -> None:
-    with asyncio.Runner() as runner, pytest.raises(TuneError, match="could not warm up"):
-        runner.run(Nursery("os:_exit").warm())
-
-
 def test_children_end_when_the_evaluator_does(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
@@ -400,38 +394,3 @@ def test_children_end_when_the_evaluator_does(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     wait_for(lambda: not any(alive(pid) for pid in pids))
-
-
-@pytest.mark.parametrize(
-    ("metrics", "told"),
-    [
-        ({"loss": 1.0}, "reports no validation_loss; it reports loss"),
-        ({}, "it reports nothing"),
-        ({"validation_loss": float("nan")}, "is nan"),
-        ({"validation_loss": float("-inf")}, "is -inf"),
-        ({"validation_loss": "low"}, "not a number"),
-        ({"validation_loss": True}, "not a number"),
-    ],
-)
-def test_a_metric_must_be_a_finite_number(metrics: dict[str, Any], told: str) -> None:
-    with pytest.raises(TrialFailed, match=told):
-        check_metrics(metrics, "validation_loss")
-
-
-def test_reasons_of_death() -> None:
-    assert "exit code 0" in death_reason(0)
-    assert "SIGSEGV" in death_reason(-11)
-    assert "signal 63" in death_reason(-63)
-    assert "zygote" in death_reason(None)
-
-
-def test_a_failure_survives_pickling() -> None:
-    import pickle
-
-    failure = pickle.loads(pickle.dumps(TrialFailed("why", True, "trace", True)))
-    assert (str(failure), failure.may_retry, failure.details, failure.evicted) == (
-        "why",
-        True,
-        "trace",
-        True,
-    )
