@@ -201,6 +201,11 @@ class Bookkeeping:
             for node in sorted(gone)
         ]
 
+    def end(self, now_s: float) -> None:
+        """The ledger ends here: nothing costs any more, however late it is asked for."""
+        self._spent = self.usd(now_s)
+        self._up.clear()
+
     def usd(self, now_s: float) -> Decimal:
         """Dollars so far of this driver, for the nodes with a known price, and egress."""
         return self._spent + sum((_usd(node, now_s) for node in self._up.values()), Decimal(0))

@@ -197,6 +197,7 @@ def _open(
             step = last.step if last is not None else 0
             log.write([Finished(time_s=now_s, status=status, step=step, message=message)])
             ledger.write(records.Finished(time_s=now_s, status=status))
+            books.end(now_s)
 
 
 def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) -> None:

@@ -254,7 +254,7 @@ def test_runs_share_a_sum_of_money(
     ]
     booked = account(read_ledger(run).records, time.time()).total.spent.usd
     assert booked is not None
-    assert float(spent.usd) == pytest.approx(float(booked), rel=0.1)
+    assert float(spent.usd) == pytest.approx(float(booked), rel=1e-6)
     ended = [event.status for event in read_events(run) if isinstance(event, Finished)]
     assert ended == ["stopped"]
     with pytest.raises(BudgetError, match="are taken by 1 other runs"):
