@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,8 @@ class Checkpoints:
     """The checkpoints of a run, as one attempt of it sees them. Both methods are collective.
 
     ``token`` keeps what this attempt writes apart from the remains of others; ``run_id`` tells this
-    run from one that was deleted under the same URI.
+    run from one that was deleted under the same URI. ``events`` gives, on rank 0, what is to be
+    stored of the run's history beside the state after a step.
     """
 
     run: Storage
@@ -87,6 +88,7 @@ class Checkpoints:
     fingerprint: Mapping[str, str]
     model_config: str | None = None
     run_id: str = ""
+    events: Callable[[int], bytes] | None = None
 
     @property
     def job(self) -> str:
@@ -114,7 +116,7 @@ class Checkpoints:
         with contextlib.ExitStack() as stack:
             folder = everywhere(lambda: stack.enter_context(_staging_folder()), group)
             dcp.write(state, folder, group)
-            everywhere(lambda: self._upload(folder, checkpoint), group)
+            everywhere(lambda: self._upload(folder, checkpoint, step), group)
         description = CheckpointManifest(
             run=self.config.name,
             step=step,
@@ -177,12 +179,14 @@ class Checkpoints:
                 logger.warning("checkpoint %s cannot be used: %s", info.name, info.problem)
         return [info for info in listed if info.state == "complete"]
 
-    def _upload(self, folder: Path, checkpoint: Storage) -> None:
+    def _upload(self, folder: Path, checkpoint: Storage, step: int) -> None:
         with _mapped(folder):
             if dist.get_rank() == 0:
                 (folder / manifest.TRAIN_CONFIG).write_text(job_file.dump(self.config))
                 if self.model_config is not None:
                     (folder / manifest.MODEL_CONFIG).write_text(self.model_config)
+                if self.events is not None and (told := self.events(step)):
+                    (folder / manifest.EVENTS).write_bytes(told)
             paths = sorted(folder.iterdir())
             files = [manifest.describe_file(path.name, path) for path in paths]
         for path in paths:

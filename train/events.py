@@ -231,11 +231,18 @@ def read_events(run: str | Storage) -> list[Event]:
     events: list[Event] = []
     for info in storage.list():
         if info.key.endswith(".jsonl"):
-            for line in storage.get(info.key).splitlines():
-                try:
-                    events.append(_ADAPTER.validate_json(line))
-                except ValidationError:
-                    logger.warning("%s/%s: an event cannot be read", storage.uri, info.key)
+            events += parse_lines(storage.get(info.key), f"{storage.uri}/{info.key}")
+    return events
+
+
+def parse_lines(data: bytes, where: str) -> list[Event]:
+    """The events of JSON lines; one that cannot be read is left out, with a warning."""
+    events: list[Event] = []
+    for line in data.splitlines():
+        try:
+            events.append(_ADAPTER.validate_json(line))
+        except ValidationError:
+            logger.warning("%s: an event cannot be read", where)
     return events
 
 
@@ -259,11 +266,11 @@ class EventLog:
         )
 
     def write(self, events: Iterable[Event]) -> None:
-        """Append; on storage within one flush interval, and at once after a checkpoint."""
+        """Append; on storage within one flush interval, at once after a checkpoint or a start."""
         events = list(events)
         with self._lock:
             self._pending.extend(events)
-        if any(isinstance(event, Checkpoint) for event in events):
+        if any(isinstance(event, Checkpoint | GenerationBegan) for event in events):
             self._segments.flush_soon()
 
     def flush(self) -> bool:

@@ -67,7 +67,8 @@ class History:
     @property
     def next_attempt(self) -> int:
         """The first attempt number that has not been used."""
-        return 1 + max((each.attempt for each in self.attempts), default=-1)
+        made = [self.last.attempt] if self.last is not None else []
+        return 1 + max([*made, *(each.attempt for each in self.attempts)], default=-1)
 
     @property
     def placed(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -34,8 +34,9 @@ from ebbtide.train.admission import resources
 from ebbtide.train.bookkeeping import Bookkeeping
 from ebbtide.train.config import TrainConfig
 from ebbtide.train.dataset import index_digest
-from ebbtide.train.events import EventLog, Finished, Started, read_events
+from ebbtide.train.events import Event, EventLog, Finished, Started, read_events
 from ebbtide.train.history import History
+from ebbtide.train.last_events import unwritten
 from ebbtide.train.manifest import newest, read_manifest, read_train_config
 from ebbtide.train.market import require_market_prices, supervised
 from ebbtide.train.ray_connection import connected
@@ -94,9 +95,10 @@ def train(
     run = open_storage(config.run_uri)
     probe(run)
     with RunLock(run) as lock:
-        events = read_events(run)
+        events, start = read_events(run), newest(run)
+        recovered = unwritten(start, events)
+        events += recovered
         history = History(events)
-        start = newest(run)
         if start is not None and start.step >= config.steps:
             _require_same_run(config, start.uri)
             logger.info("%s is finished already, at step %d", config.name, start.step)
@@ -112,7 +114,9 @@ def train(
             admission.require_prices(config, feed)
             with AccountWatch(run, clock) as watch:
                 seen = Telemetry(config.name, watch, clock, events)
-                with _open(config, run, history, books, guard, clock, on_progress, seen) as driver:
+                with _open(
+                    config, run, history, recovered, books, guard, clock, on_progress, seen
+                ) as driver:
                     _fit(config, driver, lock, first_step)
     return _result(config, history, config.steps, driver, was_finished=False)
 
@@ -161,13 +165,17 @@ def _open(
     config: TrainConfig,
     run: Storage,
     history: History,
+    recovered: Sequence[Event],
     books: Bookkeeping,
     guard: Guard,
     clock: Clock,
     on_progress: Callable[[Progress], None] | None,
     telemetry: Telemetry,
 ) -> Iterator[Driver]:
-    """The run's desk, events and ledger; they say how it ended, whatever happens in between."""
+    """The run's desk, events and ledger; they say how it ended, whatever happens in between.
+
+    ``recovered`` are in the history, and not yet in the log.
+    """
     from ebbtide.train.desk import open_desk
     from ebbtide.train.driver import Driver
 
@@ -179,7 +187,7 @@ def _open(
         LedgerWriter(run, clock, name="driver") as ledger,
     ):
         history.add([started])
-        log.write([started])
+        log.write([*recovered, started])
         ledger.write(records.Started(time_s=clock.time()))
         driver = Driver(
             config, desk, log, ledger, books, guard, history, clock, on_progress, telemetry

@@ -66,6 +66,9 @@ class Surroundings(Protocol):
     def on_missed(self, missed: Missed) -> None:
         """A save came to nothing; rank 0 knows all of them."""
 
+    def last_events(self, step: int) -> bytes:
+        """What was told of late of the steps up to this one, for a checkpoint. By rank 0."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -157,7 +160,10 @@ class Training:
         optimizer = build_optimizer(self.model, config.optimizer)
         self.state = training_state(self.model, optimizer)
 
-        self.checkpoints = open_checkpoints(config, device, model_config) if checkpoints else None
+        self.checkpoints = None
+        if checkpoints:
+            told = surroundings.last_events
+            self.checkpoints = open_checkpoints(config, device, model_config, told)
         source, self.start, self.saver = None, None, None
         if self.checkpoints is not None:
             keeps = nodes if config.checkpoint.memory else ()

@@ -28,6 +28,7 @@ from ebbtide.train.config import TrainConfig
 MANIFEST = "manifest.json"
 TRAIN_CONFIG = "train.yaml"
 MODEL_CONFIG = "config.json"
+EVENTS = "events.jsonl"
 
 FOLDER = "checkpoints"
 PIN = "pinned"

@@ -24,6 +24,7 @@ from ebbtide.train.events import (
     Straggler,
     Validation,
 )
+from ebbtide.train.last_events import LastEvents
 from ebbtide.train.straggler import StragglerWatch
 from ebbtide.train.watchdog import Watchdog
 
@@ -49,7 +50,7 @@ class RaySurroundings:
         self._stragglers, self._watchdog = StragglerWatch(), watchdog
         self._last_step_s: float | None = None
         self._first, self._alone = dist.get_rank() == 0, dist.get_world_size() == 1
-        self._desk = desk
+        self._desk, self._told = desk, LastEvents()
         self._watch = LeaveWatch(lambda: _ask(desk, attempt)) if self._first else None
 
     def close(self) -> None:
@@ -163,7 +164,12 @@ class RaySurroundings:
 
     def _post(self, event: Callable[[], Event]) -> None:
         if self._first:
-            self._desk.post.remote(event())
+            told = event()
+            self._told.add(told)
+            self._desk.post.remote(told)
+
+    def last_events(self, step: int) -> bytes:
+        return self._told.until(step)
 
 
 class LeaveWatch:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,9 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def open_checkpoints(
-    config: TrainConfig, device: torch.device, model_config: str | None
+    config: TrainConfig,
+    device: torch.device,
+    model_config: str | None,
+    events: Callable[[int], bytes],
 ) -> Checkpoints:
-    """The run's checkpoints, as this attempt sees them."""
+    """The run's checkpoints, as this attempt sees them; see there for ``events``."""
     run = open_storage(config.run_uri)
     dataset_sha256, token, run_id = from_first(
         lambda: (
@@ -47,6 +50,7 @@ def open_checkpoints(
         fingerprint=resume.fingerprint(config, device),
         model_config=model_config,
         run_id=run_id,
+        events=events,
     )
 
 

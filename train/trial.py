@@ -65,6 +65,9 @@ class Alone:
     def on_missed(self, missed: Missed) -> None:
         return None
 
+    def last_events(self, step: int) -> bytes:
+        return b""
+
 
 def run_trial(
     config: TrainConfig,
