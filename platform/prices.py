@@ -34,10 +34,14 @@ class Market(StrEnum):
 
 
 class MarketPrices(Config):
-    """Dollars an hour of one instance in each market; a market left out or blank is unknown."""
+    """Dollars an hour of one instance in each market; a market left out or blank is unknown.
+
+    ``spot_by_zone`` has the zones whose spot price is another than ``spot``.
+    """
 
     on_demand: UsdPerHour | None = None
     spot: UsdPerHour | None = None
+    spot_by_zone: dict[str, UsdPerHour] = {}
     on_prem: UsdPerHour | None = None
 
 
@@ -89,11 +93,14 @@ class Catalogue(Config):
     def price(
         self, instance_type: str | None, market: Market | str, zone: str | None = None
     ) -> Decimal | None:
-        """Dollars an hour, or None where type or price is unknown. The same in every ``zone``."""
+        """Dollars an hour, or None where type or price is unknown."""
         entry = self.instance_types.get(instance_type or "")
         if entry is None or entry.usd_per_hour is None:
             return None
-        price: Decimal | None = getattr(entry.usd_per_hour, Market(market).value)
+        prices = entry.usd_per_hour
+        if Market(market) is Market.SPOT and zone in prices.spot_by_zone:
+            return prices.spot_by_zone[zone]
+        price: Decimal | None = getattr(prices, Market(market).value)
         if price is not None and Market(market) is Market.ON_PREM:
             return price * self.on_prem_overheads.factor
         return price

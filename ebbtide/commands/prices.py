@@ -68,6 +68,7 @@ def _row(name: str, known: Catalogue, aws: AwsPrices | None) -> dict[str, Any]:
         "provider": entry.provider if entry else "aws",
         "gpus": f"{entry.gpus} {entry.gpu}" if entry and entry.gpus else None,
         **{market.value: _plain(known.price(name, market)) for market in Market},
+        "spot_by_zone": _by_zone(entry),
         "source": entry.source if entry else None,
         "date": str(entry.date) if entry else None,
     }
@@ -76,6 +77,11 @@ def _row(name: str, known: Catalogue, aws: AwsPrices | None) -> dict[str, Any]:
         row["live_on_demand"] = _plain(aws.price(name, Market.ON_DEMAND, None))
         row["live_spot"] = {zone: _plain(usd) for zone, usd in sorted(aws.zones(name).items())}
     return row
+
+
+def _by_zone(entry: InstanceType | None) -> dict[str, float | None]:
+    zones = entry.usd_per_hour.spot_by_zone if entry and entry.usd_per_hour else {}
+    return {zone: _plain(usd) for zone, usd in sorted(zones.items())}
 
 
 def _plain(usd: Decimal | None) -> float | None:
@@ -92,6 +98,8 @@ def _table(rows: Iterable[dict[str, Any]], aws: AwsPrices | None) -> Table:
     for row in rows:
         texts = [row["instance_type"], row["gpus"] or "-"]
         texts += [_usd(row[each]) for each in ("on_demand", "spot", "on_prem")]
+        if row["spot_by_zone"]:
+            texts[3] += f" ({', '.join(f'{z} {usd:g}' for z, usd in row['spot_by_zone'].items())})"
         texts += [row["source"] or "-", row["date"] or "-"]
         if aws is not None:
             zones = row["live_spot"].items()

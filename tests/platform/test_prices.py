@@ -41,6 +41,17 @@ def test_blank_absent_and_unnamed_are_unknown(tmp_path: Path) -> None:
     assert load_catalogue(catalogue(tmp_path, without)).price("box", "on_demand") is None
 
 
+def test_spot_in_a_zone_may_have_a_price_of_its_own(tmp_path: Path) -> None:
+    text = ENTRY.replace("spot: ", "spot: 0.3, spot_by_zone: {z-a: 0.25, z-b: 0.4}")
+    prices = load_catalogue(catalogue(tmp_path, text))
+    asked = [prices.price("box", Market.SPOT, zone) for zone in ("z-a", "z-b", "z-c", None)]
+    assert asked == [Decimal("0.25"), Decimal("0.4"), Decimal("0.3"), Decimal("0.3")]
+    assert prices.price("box", Market.ON_DEMAND, "z-a") == Decimal("0.8064")
+    only = load_catalogue(catalogue(tmp_path, text.replace("spot: 0.3, ", "")))
+    assert only.price("box", Market.SPOT, "z-b") == Decimal("0.4")
+    assert only.price("box", Market.SPOT, "z-c") is None
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -49,6 +60,7 @@ def test_blank_absent_and_unnamed_are_unknown(tmp_path: Path) -> None:
         (("0.8064", ".nan"), "usd_per_hour.on_demand"),
         (("0.8064", "1e30"), "usd_per_hour.on_demand"),
         (("0.8064", "cheap"), "usd_per_hour.on_demand"),
+        (("spot: ", "spot_by_zone: {z: 0}"), "usd_per_hour.spot_by_zone.z"),
         (("vcpus", "vcpu"), "vcpu is not a known key; did you mean vcpus"),
         (("    source: our contract\n", ""), "source is missing"),
     ],
