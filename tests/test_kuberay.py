@@ -1,4 +1,4 @@
-"""The KubeRay example, read by Ray's own autoscaler and held against cluster.yaml."""
+"""The KubeRay examples, read by Ray's own autoscaler and by ebbtide, and held against cluster.yaml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
 from ray.autoscaler._private.util import prepare_config
+
+from ebbtide.platform import config as job_file
+from ebbtide.serve.capacity import shortfall
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.engine import demand
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,3 +56,32 @@ def test_nothing_runs_on_the_head_and_every_ray_process_needs_the_token(
         for container in group["template"]["spec"]["containers"]:
             names = {variable["name"] for variable in container["env"]}
             assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= names
+
+
+def test_the_endpoint_s_job_fits_its_cluster_and_its_service_leads_to_it() -> None:
+    text = (ROOT / "examples" / "kuberay" / "rayjob-serve.yaml").read_text()
+    settings, service, job = yaml.safe_load_all(text)
+    config = job_file.parse(settings["data"]["serve.yaml"], ServeConfig, "serve.yaml")
+    cluster = job["spec"]["rayClusterSpec"]
+    head = cluster["headGroupSpec"]["template"]
+    (container,) = head["spec"]["containers"]
+    (mount,) = container["volumeMounts"]
+    command = job["spec"]["entrypoint"].split()
+    assert command == ["ebbtide", "serve", f"{mount['mountPath']}/serve.yaml", "--address", "auto"]
+    assert head["spec"]["volumes"] == [
+        {"name": mount["name"], "configMap": {"name": settings["metadata"]["name"]}}
+    ]
+    (port,) = service["spec"]["ports"]
+    assert (port["targetPort"], config.http.host) == (config.http.port, "0.0.0.0")
+    assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
+
+    derived = _derive_autoscaling_config_from_ray_cr(
+        {"metadata": {"name": "serve", "namespace": "default"}, "spec": cluster}
+    )["available_node_types"]
+    assert derived["headgroup"]["resources"]["CPU"] == 0
+    nodes = [each["resources"] for each in derived.values() for _ in range(each["min_workers"])]
+    assert shortfall(demand(config), nodes) is None
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        for each in group["template"]["spec"]["containers"]:
+            names = {variable["name"] for variable in each["env"]}
+            assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "EBBTIDE_API_KEYS"} <= names
