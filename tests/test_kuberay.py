@@ -1,4 +1,4 @@
-"""The KubeRay examples, read by Ray's own autoscaler and by ebbtide, and held against cluster.yaml."""
+"""The KubeRay examples: read by Ray's own autoscaler, by ebbtide, and held against cluster.yaml."""
 
 from __future__ import annotations
 
