@@ -8,15 +8,16 @@ YAML 1.2 core schema (``1e-4`` is a number, ``no`` and ``on`` are text).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from ebbtide.platform.errors import ConfigError
@@ -29,6 +30,10 @@ class Config(BaseModel):
     """Base of every configuration model: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+LocalFile = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""The path of a file on the machine that reads the job file; ``~`` is the home directory."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ebbtide.platform.budget import BudgetConfig, Usd
-from ebbtide.platform.config import Config
+from ebbtide.platform.config import Config, LocalFile
 from ebbtide.platform.market.config import MarketConfig
 
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -180,7 +180,7 @@ class CostConfig(Config):
 
     instance_type: str | None = None
     market: Literal["spot", "on_demand", "on_prem"] = "on_demand"
-    catalogue: str | None = None
+    catalogue: LocalFile | None = None
     live: Literal["aws"] | None = None
     egress_usd_per_gb: Usd | None = None
 

@@ -32,7 +32,7 @@ from ebbtide.train.rhythm import NO_INTERRUPTIONS, Interruptions
 
 NAMESPACE = "ebbtide"
 _WAITING_REPEAT_S = 30.0
-OWN_WILL = ("growth", "market")
+OWN_WILL = ("growth", "market", "budget")
 """What reasons to leave begin with that are no interruption from outside."""
 
 

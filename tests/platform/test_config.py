@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import model_validator
 
-from ebbtide.platform.config import Config, dump, load, parse
+from ebbtide.platform.config import Config, LocalFile, dump, load, parse
 from ebbtide.platform.errors import ConfigError
 
 
@@ -176,3 +176,16 @@ def test_any_text_is_read_or_refused_never_worse(text: str) -> None:
     except ConfigError:
         return
     assert isinstance(parsed, Job)
+
+
+class Priced(Config):
+    catalogue: LocalFile | None = None
+
+
+def test_the_path_of_a_local_file_may_begin_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("catalogue: ~/prices.yaml", Priced).catalogue == f"{tmp_path}/prices.yaml"
+    with pytest.raises(ConfigError, match="catalogue"):
+        parse("catalogue: ''", Priced)

@@ -111,7 +111,10 @@ def test_what_ends_a_generation_from_outside_is_counted() -> None:
     desk.ask_to_leave(first, "growth: a node is there")
     second = desk.begin(["a", "b"])
     assert desk.interruptions().count == 2
-    desk.ask_to_leave(second, "notice: b")
+    desk.ask_to_leave(second, "budget: too dear now")
+    third = desk.begin(["a", "b"])
+    assert desk.interruptions().count == 2
+    desk.ask_to_leave(third, "notice: b")
     desk.begin(["a"])
     desk.begin(["a"])  # that one was killed
     assert desk.interruptions().count == 4
