@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ebbtide import __version__
-from ebbtide.commands import data, plan, tune
+from ebbtide.commands import data, plan, serve, tune
 from ebbtide.commands.agent import agent
 from ebbtide.commands.chaos import chaos
 from ebbtide.commands.checkpoints import checkpoints
@@ -19,7 +19,6 @@ from ebbtide.commands.diff import diff
 from ebbtide.commands.export import export
 from ebbtide.commands.prices import prices
 from ebbtide.commands.report import report
-from ebbtide.commands.serve import serve
 from ebbtide.commands.simulate import simulate
 from ebbtide.commands.submit import submit
 from ebbtide.commands.train import train
@@ -60,12 +59,12 @@ app.command()(diff)
 app.command()(export)
 app.command()(prices)
 app.command()(report)
-app.command()(serve)
 app.command()(simulate)
 app.command()(submit)
 app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(plan.app, name="plan")
+app.add_typer(serve.app, name="serve")
 app.add_typer(tune.app, name="tune")
 
 

@@ -9,9 +9,11 @@ from pydantic import Field, field_validator, model_validator
 from ebbtide.platform.config import Config
 from ebbtide.platform.prices import UsdPerHour
 from ebbtide.serve.keys import ApiKey, Limits
+from ebbtide.serve.speculation import Speculation
 from ebbtide.serve.split import Mode
 
 Role = Literal["prefill", "decode"]
+Scheme = Literal["int8", "w4", "fp8"]
 Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
@@ -24,6 +26,8 @@ RESERVED_ENGINE_OPTIONS = {
     "device": "accelerator",
     "tensor_parallel_size": "prefill.gpus and decode.gpus",
     "kv_cache_memory_bytes": "prefill.kv_cache_gb and decode.kv_cache_gb",
+    "speculative_config": "speculation",
+    "quantization": "quantization",
     "kv_transfer_config": None,
     "worker_extension_cls": None,
     "distributed_executor_backend": None,
@@ -86,9 +90,10 @@ class ServeConfig(Config):
 
     ``mode``: ``auto`` has prompts with ``split_min_tokens`` new tokens or more computed by prefill
     workers, ``split`` all, and ``colocated`` has decode workers only. A stream goes on elsewhere
-    when its worker has been silent for ``stall_s``.
-    ``dtype`` None serves the weights in the type they were exported in. ``engine`` holds further
-    options of vLLM, for both roles alike.
+    when its worker has been silent for ``stall_s``. ``quantization`` serves the weights in fewer
+    bits, ``speculation`` guesses tokens ahead; ``ebbtide serve check`` says what both bring.
+    ``dtype`` None serves the weights in the type they were exported in (bf16 if quantized).
+    ``engine`` holds further options of vLLM, for both roles alike.
     """
 
     name: Name
@@ -101,6 +106,8 @@ class ServeConfig(Config):
     stall_s: Annotated[float, Field(gt=0)] = 1.5
     prefill: RoleConfig = RoleConfig()
     decode: RoleConfig = RoleConfig()
+    speculation: Speculation | None = None
+    quantization: Scheme | None = None
     engine: dict[str, Any] = {}
     start_timeout_s: Annotated[float, Field(gt=0)] = 600
 
@@ -141,4 +148,12 @@ class ServeConfig(Config):
                 raise ValueError(f"accelerator: gpu needs {name}.gpus of 1 or more")
             if self.accelerator == "cpu" and role.gpus:
                 raise ValueError(f"{name}.gpus needs accelerator: gpu")
+        return self
+
+    @model_validator(mode="after")
+    def _quantizable(self) -> ServeConfig:
+        if self.quantization == "fp8" and self.accelerator == "cpu":
+            raise ValueError("quantization: fp8 needs accelerator: gpu; take int8 or w4 on CPUs")
+        if self.quantization is not None and self.dtype == "fp32":
+            raise ValueError("quantization needs dtype: bf16; vLLM computes the rest in 16 bits")
         return self

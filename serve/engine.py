@@ -50,7 +50,11 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
         "model_loading_config": {"model_id": config.model_name, "model_source": config.model.uri},
         "callback_config": {
             "callback_class": MODEL_CALLBACK,
-            "callback_kwargs": {"uri": config.model.uri},
+            "callback_kwargs": {
+                "uri": config.model.uri,
+                "quantization": config.quantization,
+                "draft": config.speculation and config.speculation.draft,
+            },
         },
         "accelerator_config": {"kind": config.accelerator},
         "log_engine_metrics": False,  # vLLM's own, at its /metrics: Ray's cost every step more
@@ -78,7 +82,7 @@ def engine_options(config: ServeConfig, role: Role) -> dict[str, Any]:
     own = config.roles[role]
     on_cpu = config.accelerator == "cpu"
     options: dict[str, Any] = {
-        "dtype": _DTYPES[config.dtype],
+        "dtype": "bfloat16" if config.quantization else _DTYPES[config.dtype],
         "tensor_parallel_size": max(1, own.gpus),
         "enforce_eager": on_cpu,
         "worker_extension_cls": WORKER_EXTENSION,
@@ -92,6 +96,8 @@ def engine_options(config: ServeConfig, role: Role) -> dict[str, Any]:
         }
     if config.model.max_model_len is not None:
         options["max_model_len"] = config.model.max_model_len
+    if config.speculation is not None:
+        options["speculative_config"] = config.speculation.engine_options()
     kv_cache_gb = own.kv_cache_gb or (_CPU_KV_CACHE_GB if on_cpu else None)
     if kv_cache_gb is not None:
         options["kv_cache_memory_bytes"] = int(kv_cache_gb * _GIB)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.ports import free_run
-from ebbtide.platform.storage import LocalStorage, open_storage
-from ebbtide.serve import capacity, cluster, ports, split, startup
+from ebbtide.serve import capacity, cluster, local_model, ports, split, startup
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import (
@@ -35,7 +34,6 @@ from ebbtide.serve.engine import (
 )
 from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.keys import ApiKey
-from ebbtide.serve.model_files import check_servable, fetch
 from ebbtide.serve.router_actor import RouterProcess, router_names
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ def start(
     deadline_s = clock.monotonic() + config.start_timeout_s
     if importlib.util.find_spec("vllm") is None:
         raise ServeError('vLLM is not installed; pip install "ebbtide[cpu]" or "ebbtide[gpu]"')
-    config = _absolute(config)
+    config = local_model.absolute(config)
     keys = [*config.http.keys, *more_keys]
     if not keys and not is_loopback(config.http.host):
         log.warning(
@@ -193,31 +191,19 @@ def _prepare(
         resources.enter_context(cluster.connected(address, ours=False))
         with interrupts.raising():
             cluster.on_head(ports.require_free, config.http.host, config.http.port)
-            cluster.on_head(_check_model, config)
+            cluster.on_head(local_model.check, config)
             _builder().check_options(config.engine)
         return None
     own = cluster.local_cluster()
     resources.callback(own.stop)
     with interrupts.raising():
         ports.require_free(config.http.host, config.http.port)
-        _check_model(config)
+        local_model.check(config)
         _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
         _builder().check_options(config.engine)
         own.start()
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
-
-
-def _check_model(config: ServeConfig) -> None:
-    check_servable(fetch(config.model.uri), config)
-
-
-def _absolute(config: ServeConfig) -> ServeConfig:
-    """With a local model's path as processes in other working directories understand it."""
-    storage = open_storage(config.model.uri)
-    if not isinstance(storage, LocalStorage):
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"uri": storage.uri})})
 
 
 def _require_capacity(config: ServeConfig, nodes: Sequence[capacity.Resources]) -> None:

@@ -83,7 +83,7 @@ def _copy(storage: Storage, whole: export_manifest.ExportManifest | None, cache:
         ).encode()
     folder = cache / sha256(identity)[:32]
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         for key, size_bytes in sizes.items():
             path = folder / key
             if not path.is_file() or path.stat().st_size != size_bytes:
@@ -92,7 +92,7 @@ def _copy(storage: Storage, whole: export_manifest.ExportManifest | None, cache:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """One process of this machine at a time."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -121,6 +121,12 @@ def check_servable(folder: Path, config: ServeConfig) -> None:
             f"{folder}: attention heads of size {head_size} cannot be served on CPUs; vLLM has "
             f"kernels for {', '.join(map(str, CPU_HEAD_SIZES))}"
         )
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """The configuration of a model directory's language model. Raises ServeError."""
+    whole = _read_config(folder)
+    return dict(whole.get("text_config", whole))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.engine_door import EngineDoor, refuse_unreadable
 from ebbtide.serve.http_server import HttpServer
-from ebbtide.serve.model_files import fetch
+from ebbtide.serve.local_model import prepared
 from ebbtide.serve.shared_memory import detach_tracker
 from ebbtide.serve.startup import reason
 from ebbtide.serve.stream import PATHS
@@ -38,13 +38,18 @@ _MAX_LOG_BYTES = 2**20
 
 
 class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
-    """Makes the model local to the replica's node and verifies it, before the engine starts.
+    """Makes the models local to the replica's node and verifies them, before the engine starts.
 
     It takes the place of Ray's own download, which starts another process that imports vLLM.
     """
 
     async def on_before_node_init(self) -> None:
-        folder = await asyncio.to_thread(fetch, self.kwargs["uri"])
+        uri, quantization = self.kwargs["uri"], self.kwargs["quantization"]
+        folder = await asyncio.to_thread(prepared, uri, quantization)
+        if (draft := self.kwargs["draft"]) is not None:
+            path = str(await asyncio.to_thread(prepared, draft, None))
+            options = self.llm_config.engine_kwargs["speculative_config"]
+            self.llm_config.update_engine_kwargs(speculative_config={**options, "model": path})
         self.llm_config.get_engine_config().hf_model_id = str(folder)
         self.ctx.run_init_node = False
 

@@ -1,19 +1,43 @@
-"""``ebbtide serve``: an OpenAI-compatible endpoint over an exported model."""
+"""``ebbtide serve``: an OpenAI-compatible endpoint over an exported model; and what it is worth."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from ebbtide.commands import stdout
+from ebbtide.commands.serve_check import check
 
 log = logging.getLogger(__name__)
 
+_START = "start"
 
-def serve(
+
+class _FileFirst(TyperGroup):
+    """``serve FILE`` is short for ``serve start FILE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = [_START, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_FileFirst,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Serve a model until Ctrl-C: [bold]ebbtide serve FILE[/bold] is short for serve start.",
+)
+app.command()(check)
+
+
+@app.command(_START)
+def start(
     file: Path = typer.Argument(help="The job file."),
     address: str | None = typer.Option(
         None,
@@ -33,13 +57,13 @@ def serve(
     Example: [bold]ebbtide serve examples/stdlib-lm/serve.yaml --set http.port=8100[/bold]
     """
     from ebbtide.platform.config import load
+    from ebbtide.serve import job
     from ebbtide.serve.config import ServeConfig
-    from ebbtide.serve.job import start
     from ebbtide.serve.keys import KEYS_VARIABLE, from_variable
 
     config = load(file, ServeConfig, overrides)
     keys = from_variable(os.environ.pop(KEYS_VARIABLE, ""), config.http.keys)  # no child needs them
-    with stdout.reserved() as result, start(config, address, more_keys=keys) as serving:
+    with stdout.reserved() as result, job.start(config, address, more_keys=keys) as serving:
         print(serving.endpoint, file=result, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
         serving.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,14 +25,17 @@ _LOOP = TEXT.encode()
 @dataclass
 class StandIn:
     """One worker. ``break_after``: tokens after which a stream breaks off, ``how``: reset, end,
-    abort, error (an event), hang."""
+    abort, error (an event), hang. ``per_chunk``: as many tokens as a chunk has, in turn, as with
+    speculation."""
 
     gap_s: float = 0.0
     break_after: int | None = None
     how: str = "reset"
+    per_chunk: tuple[int, ...] = (1,)
     refuse: tuple[int, str] | None = None
     max_model_len: int = 4096
     asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     released: list[dict[str, Any]] = field(default_factory=list)
     num_open: int = 0
     url: str = ""
@@ -65,6 +69,7 @@ class StandIn:
             self.released.append(request)
             return await _answer(send, 200, {})
         self.asked.append(request | {"path": scope["path"]})
+        self.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})
         if self.refuse is not None:
             status, text = self.refuse
             error = {"message": text, "type": "BadRequestError", "param": None, "code": status}
@@ -105,7 +110,8 @@ class StandIn:
                 choice |= {"text": done.text, "prompt_token_ids": prompt}
             return await _answer(send, 200, {**answer, "choices": [choice]})
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]})
-        first = True
+        first, sizes = True, itertools.cycle(self.per_chunk)
+        text, ids, size = "", list[int](), next(sizes)
         if is_chat:
             chunk = {**_head(True), "prompt_token_ids": prompt}
             delta = {"role": "assistant", "content": ""}
@@ -114,8 +120,11 @@ class StandIn:
             await asyncio.sleep(self.gap_s)
             if self.break_after is not None and count > self.break_after:
                 return await self._break(send)
-            text, token = done.step(count == limit)
-            choice = {"index": 0, "finish_reason": done.finish_reason, "token_ids": [token]}
+            more, token = done.step(count == limit)
+            text, ids = text + more, [*ids, token]
+            if len(ids) < size and not done.finish_reason:
+                continue
+            choice = {"index": 0, "finish_reason": done.finish_reason, "token_ids": ids}
             if done.finish_reason:
                 choice["stop_reason"] = done.stop_reason
             if is_chat:
@@ -124,6 +133,7 @@ class StandIn:
                 choice |= {"text": text, "prompt_token_ids": prompt if first else None}
             first = False
             await _event(send, {**_head(is_chat), "choices": [choice]})
+            text, ids, size = "", [], next(sizes)
             if done.finish_reason:
                 break
         if (request.get("stream_options") or {}).get("include_usage"):

@@ -52,6 +52,12 @@ def test_the_endpoint_is_one_that_a_client_here_can_use(host: str, endpoint: str
         ("decode: {gpus: 1}", "needs accelerator: gpu"),
         ("engine: {max_model_len: 8}", "set model.max_model_len instead"),
         ("engine: {kv_transfer_config: {}}", "ebbtide sets it"),
+        ("engine: {speculative_config: {}}", "set speculation instead"),
+        ("engine: {quantization: awq}", "set quantization instead"),
+        ("quantization: int4", "int8"),
+        ("quantization: fp8", "fp8 needs accelerator: gpu; take int8 or w4 on CPUs"),
+        ("quantization: int8\ndtype: fp32", "quantization needs dtype: bf16"),
+        ("speculation: {}", "give either method: ngram, or the URI of a draft model"),
     ],
 )
 def test_refused(text: str, message: str) -> None:

@@ -33,7 +33,7 @@ def test_any_worker_can_do_all_of_a_request_and_the_roles_differ_in_ports() -> N
         assert transfer["kv_role"] == "kv_both"
         assert transfer["kv_load_failure_policy"] == "recompute"
         assert fields["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] == port
-        assert fields["callback_config"]["callback_kwargs"] == {"uri": "out"}
+        assert fields["callback_config"]["callback_kwargs"]["uri"] == "out"
 
 
 def test_a_colocated_endpoint_has_decode_workers_only() -> None:
@@ -77,6 +77,21 @@ def test_options_of_gpu_engines() -> None:
         {"CPU": 1.0, "GPU": 1.0},
         *[{"CPU": 3.0, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}] * 2,
     ]
+
+
+def test_speculation_and_quantization_are_the_same_for_both_roles() -> None:
+    text = "quantization: w4\nspeculation: {draft: s3://small, tokens: 3}"
+    for role in ("prefill", "decode"):
+        options = engine_options(config(text), role)  # keys and values of the draft move, too
+        assert options["speculative_config"] == {
+            "method": "draft_model",
+            "model": "s3://small",
+            "num_speculative_tokens": 3,
+        }
+        assert options["dtype"] == "bfloat16"
+        kwargs = llm_config(config(text), role, _SITE)["callback_config"]["callback_kwargs"]
+        assert kwargs == {"uri": "out", "quantization": "w4", "draft": "s3://small"}
+    assert "speculative_config" not in engine_options(config(), "decode")
 
 
 def test_further_engine_options_are_passed_on() -> None:

@@ -76,6 +76,27 @@ def test_a_stream_goes_on_at_another_worker(kind: str, how: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_a_stream_of_several_tokens_a_chunk_goes_on_at_another_worker(kind: str) -> None:
+    """As with speculation: characters end and begin within chunks."""
+
+    async def main() -> None:
+        for sizes in ((3,), (5, 1, 2)):
+            first, second = StandIn(per_chunk=sizes), StandIn(per_chunk=sizes[::-1])
+            async with small_endpoint([first, second]) as endpoint:
+                for break_after in (None, 1, 4, 9, 11, 17, 34):
+                    first.break_after = break_after
+                    endpoint.forgive()
+                    path, body = asked(kind)
+                    is_whole(await endpoint.ask(path, **body))
+                    path, body = asked(kind, stop="mehr.")
+                    stopped = await endpoint.ask(path, **body)
+                    assert stopped.text == says(TOKENS)[: says(TOKENS).index("mehr.")]
+            assert len(second.asked) >= 6, "it has not moved"
+
+    asyncio.run(main())
+
+
 def test_a_stream_moves_more_than_once() -> None:
     workers = [StandIn(break_after=7), StandIn(break_after=7), StandIn(break_after=7), StandIn()]
     is_whole(asyncio.run(answered(workers, [], "completion")))
