@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -18,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from ebbtide.platform.budget import Usd
 from ebbtide.platform.config import Config
 from ebbtide.train.config import CostConfig, NonNegative, Positive, TrainConfig, Uri
 
@@ -25,7 +25,7 @@ Kind = Literal["uniform", "quniform", "loguniform", "int", "logint", "choice"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _SHAPING = ("model.", "data.", "steps", "seed", "precision")
 Seconds = Annotated[float, Field(gt=0)]
-Dollars = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+Dollars = Annotated[Usd, Field(gt=0)]
 
 
 def train_keys(model: type[BaseModel] = TrainConfig, prefix: str = "") -> Iterator[str]:

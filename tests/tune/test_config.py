@@ -98,6 +98,9 @@ def test_an_impossible_range_is_refused(domain: str, told: str) -> None:
         (["base=null", "function=a:b"], "function: set storage"),
         (["space.seed={int: [1, 9], when: {steps: 3}}"], "steps, which is not searched before"),
         (["max_dollars=0"], "greater than 0"),
+        (["max_dollars=10000000000000000"], "less than or equal to"),
+        (["max_dollars='5'"], "a number of dollars"),
+        (["max_dollars=.inf"], "finite"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(overrides: list[str], told: str) -> None:
