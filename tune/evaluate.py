@@ -1,7 +1,7 @@
 """Scoring checkpoints and exports by the tasks of a suite, each in a trial of the pool.
 
 Promises: by validation loss a checkpoint's score is what its run logged at that step, or would
-have; what cannot be scored fails alone, with the reason.
+have; what cannot be scored fails alone, with the reason, and if nothing can, nothing is started.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 
-from ebbtide.platform.errors import ConfigError, TuneError
+from ebbtide.platform import export_manifest
+from ebbtide.platform.errors import ConfigError, EbbtideError, NotFound, TuneError
+from ebbtide.platform.storage import open_storage
+from ebbtide.train import manifest
 from ebbtide.train.config import TrainConfig
 from ebbtide.tune.config import Domain, PoolConfig, TuneConfig
-from ebbtide.tune.scoring import CHECKPOINT, TASK
+from ebbtide.tune.scoring import CHECKPOINT, NO_BASE, TASK
 from ebbtide.tune.space import Sweep
 from ebbtide.tune.suite import SCORE, Scores, Suite, Task, ranked
 
@@ -38,6 +41,9 @@ def evaluate(
     twice = sorted({uri for uri in uris if list(uris).count(uri) > 1})
     if twice:
         raise ConfigError(f"{twice[0]} is given twice")
+    faults = {uri: found for uri in uris if (found := fault(uri, base)) is not None}
+    if len(faults) == len(uris):
+        raise TuneError(f"nothing can be scored: {'; '.join(faults.values())}")
     with tempfile.TemporaryDirectory(prefix="ebbtide-evaluate-") as folder:
         config = TuneConfig(
             function="ebbtide.tune.scoring:score",
@@ -47,7 +53,9 @@ def evaluate(
                 "tasks": suite.model_dump(mode="json")["tasks"],
             },
             space={
-                CHECKPOINT: Domain.model_validate({"choice": list(uris)}),
+                CHECKPOINT: Domain.model_validate(
+                    {"choice": [uri for uri in uris if uri not in faults]}
+                ),
                 TASK: Domain.model_validate({"choice": list(suite.tasks)}),
             },
             searcher="grid",
@@ -58,4 +66,19 @@ def evaluate(
             result = run_sweep(Sweep(config), address=address)
         except TuneError as error:  # its details go with the folder
             raise TuneError(str(error).partition("; details:")[0]) from error
-    return ranked(suite, result.trials, CHECKPOINT, TASK)
+    return ranked(suite, result.trials, CHECKPOINT, TASK, faults)
+
+
+def fault(uri: str, base: TrainConfig | None) -> str | None:
+    """Why there is nothing to score at a URI, as far as its manifest tells; None if there is."""
+    try:
+        storage = open_storage(uri)
+        if export_manifest.read(storage) is not None:
+            return NO_BASE.format(uri=uri) if base is None else None
+        if manifest.newest(storage) is None:  # then it is no run's
+            manifest.read_manifest(storage)
+    except NotFound:
+        return f"{uri} is no complete checkpoint, no run with one, and no export"
+    except EbbtideError as error:
+        return str(error)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT, TASK = "checkpoint", "task"
+NO_BASE = "{uri}: an export does not say what to score it on; give --base"
 
 
 def score(config: dict[str, Any], context: Context) -> Metrics:
@@ -76,18 +78,27 @@ def _loss(model: nn.Module, step: int, job: TrainConfig, task: Task) -> tuple[fl
 
 
 def _load(uri: str, base: TrainConfig | None) -> tuple[nn.Module, int, TrainConfig]:
-    """The model, its step (0 if unknown), and the job whose data and validation are used."""
+    """The model, its step, and the job whose data and validation are used."""
+    from ebbtide.train.dataset import read_index
+    from ebbtide.train.model import build_model
+    from ebbtide.train.stored import from_newest
+
+    export = export_manifest.read(open_storage(uri))
+    if export is None:
+        return from_newest(uri, partial(_load_checkpoint, base))
+    if base is None:
+        raise ConfigError(NO_BASE.format(uri=uri))
+    source = ModelConfig(source=uri, weights="pretrained", loss=base.model.loss)
+    vocab_size = read_index(base.data.uri).vocab_size
+    return build_model(source, vocab_size, base.seed), export.step, base
+
+
+def _load_checkpoint(base: TrainConfig | None, uri: str) -> tuple[nn.Module, int, TrainConfig]:
+    """The same of a single checkpoint. Raises what reading raises if it is removed meanwhile."""
     from ebbtide.train import checkpoint
     from ebbtide.train.dataset import read_index
     from ebbtide.train.model import build_model
 
-    export = export_manifest.read(open_storage(uri))
-    if export is not None:
-        if base is None:
-            raise ConfigError(f"{uri}: an export does not say what to score it on; give --base")
-        source = ModelConfig(source=uri, weights="pretrained", loss=base.model.loss)
-        vocab_size = read_index(base.data.uri).vocab_size
-        return build_model(source, vocab_size, base.seed), export.step, base
     own = checkpoint.read_train_config(uri)
     job = own if base is None else base
     described, state = checkpoint.read_model_state(uri)

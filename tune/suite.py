@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -79,8 +79,11 @@ class Scores:
         }
 
 
-def ranked(suite: Suite, trials: Sequence[Trial], uri: str, task: str) -> list[Scores]:
-    """The scores by checkpoint, best first. ``uri`` and ``task`` are keys of trials' values."""
+def ranked(
+    suite: Suite, trials: Sequence[Trial], uri: str, task: str, faults: Mapping[str, str]
+) -> list[Scores]:
+    """The scores by checkpoint, best first. ``uri`` and ``task`` are keys of trials' values;
+    ``faults`` say why other checkpoints were not tried."""
     found: dict[str, Scores] = {}
     for trial in trials:
         scores = found.setdefault(trial.values[uri], Scores(trial.values[uri]))
@@ -90,6 +93,8 @@ def ranked(suite: Suite, trials: Sequence[Trial], uri: str, task: str) -> list[S
             scores.step = trial.reports[-1]["step"]
         else:
             scores.reasons[trial.values[task]] = trial.reason or "no result"
+    for checkpoint, why in faults.items():
+        found[checkpoint] = Scores(checkpoint, reasons=dict.fromkeys(suite.tasks, why))
     first, task_of_first = next(iter(suite.tasks.items()))
     sign = 1 if task_of_first.mode == "min" else -1
     return sorted(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from ebbtide.platform.errors import CheckpointError, ConfigError
+from ebbtide.platform.errors import CheckpointError, ConfigError, TuneError
 from ebbtide.platform.storage import open_storage
 from ebbtide.train.checkpoint import read_model_state
 from ebbtide.train.config import TrainConfig
@@ -75,3 +75,31 @@ def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
         scored(str(tmp_path))
     with pytest.raises(ConfigError, match="is given twice"):
         evaluate(["a", "b", "a"])
+
+
+def test_nothing_is_started_where_there_is_nothing_to_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbtide.tune.job.run_sweep", None)
+    (tmp_path / "ebbtide.json").write_text("{}")
+    with pytest.raises(TuneError, match="nothing can be scored: .*is no complete .*is damaged"):
+        evaluate([str(tmp_path / "missing"), str(tmp_path)])
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newest(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(steps=2, checkpoint={"every": 1, "keep_last": 2})
+    run_trial(config, lambda report: None, checkpoints=True)
+    last, first = list_checkpoints(open_storage(config.run_uri))
+    newest = [first, last]
+    monkeypatch.setattr("ebbtide.train.stored.newest", lambda run: newest[0])
+
+    def read(uri: str) -> object:
+        if newest[0] is first:  # by now the run has committed the last one
+            newest.pop(0)
+            shutil.rmtree(first.uri)
+        return read_model_state(uri)
+
+    monkeypatch.setattr("ebbtide.train.checkpoint.read_model_state", read)
+    assert scored(config.run_uri)["step"] == last.step == 2

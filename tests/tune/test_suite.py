@@ -42,9 +42,10 @@ def test_the_first_task_ranks_and_what_lacks_it_comes_last(mode: str, order: str
         for checkpoint, metrics in scores.items()
         for task, metric in zip(suite.tasks, metrics, strict=True)
     ]
-    found = ranked(suite, trials, "checkpoint", "task")
-    assert "".join(each.checkpoint for each in found) == order
-    assert found[-1].row(suite.tasks) == {
+    found = ranked(suite, trials, "checkpoint", "task", {"d": "not there"})
+    assert "".join(each.checkpoint for each in found) == f"{order}d"
+    assert found[-1].reasons == dict.fromkeys(suite.tasks, "not there")
+    assert found[-2].row(suite.tasks) == {
         "checkpoint": "c",
         "step": 3.0,
         "first": None,
