@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from ebbtide import __version__
-from ebbtide.commands import data, plan, serve, tune
-from ebbtide.commands.agent import agent
-from ebbtide.commands.chaos import chaos
-from ebbtide.commands.checkpoints import checkpoints
-from ebbtide.commands.cost import cost
-from ebbtide.commands.demo import demo
-from ebbtide.commands.diff import diff
-from ebbtide.commands.export import export
-from ebbtide.commands.prices import prices
-from ebbtide.commands.report import report
-from ebbtide.commands.simulate import simulate
-from ebbtide.commands.submit import submit
-from ebbtide.commands.train import train
 from ebbtide.platform import log, signals
 from ebbtide.platform.errors import EbbtideError
 
+_COMMANDS = (
+    "agent",
+    "chaos",
+    "checkpoints",
+    "cost",
+    "data",
+    "demo",
+    "diff",
+    "export",
+    "plan",
+    "prices",
+    "report",
+    "serve",
+    "simulate",
+    "submit",
+    "train",
+    "tune",
+)
+_OPTIONS: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class _Commands(TyperGroup):
+    """The commands; one is imported when it is called, all of them to be listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for name in (cmd_name,) if cmd_name in _COMMANDS else _COMMANDS:  # to say what is near
+            if name not in self.commands:
+                self.add_command(_command(name), name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _command(name: str) -> Any:
+    """``ebbtide.commands.NAME`` has a group of commands as ``app``, or the function ``NAME``."""
+    module = importlib.import_module(f"ebbtide.commands.{name}")
+    if hasattr(module, "app"):
+        group = typer.main.get_group(module.app)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, **_OPTIONS)
+    alone.command(name)(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="ebbtide",
+    cls=_Commands,
     help="Train, tune and serve language models on Ray at the lowest cost per completed run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **_OPTIONS,
 )
 
 
@@ -48,24 +87,6 @@ def entry(
     ),
 ) -> None:
     log.configure()
-
-
-app.command()(agent)
-app.command()(chaos)
-app.command()(checkpoints)
-app.command()(cost)
-app.command()(demo)
-app.command()(diff)
-app.command()(export)
-app.command()(prices)
-app.command()(report)
-app.command()(simulate)
-app.command()(submit)
-app.command()(train)
-app.add_typer(data.app, name="data")
-app.add_typer(plan.app, name="plan")
-app.add_typer(serve.app, name="serve")
-app.add_typer(tune.app, name="tune")
 
 
 def main() -> None:
