@@ -6,7 +6,7 @@ One application a role, so that each can be started, scaled and ended by itself.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
-from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.engine import Site, application_names, llm_config
 from ebbtide.serve.replica import EngineServer
 
@@ -30,13 +30,19 @@ def check_options(options: Iterable[str]) -> None:
             raise ConfigError(f"engine.{name} is not an option of vLLM; {hint}")
 
 
-def build(config: ServeConfig, site: Site) -> dict[str, Any]:
-    """The applications by name, not yet running. Raises ConfigError for what vLLM refuses."""
+def build(config: ServeConfig, site: Site, counts: Mapping[Role, int]) -> dict[str, Any]:
+    """The applications of the roles in ``counts`` by name, not yet running, with so many replicas.
+
+    Raises ConfigError for what vLLM refuses.
+    """
     try:
-        configs = {role: LLMConfig(**llm_config(config, role, site)) for role in config.roles}
+        configs = {
+            role: LLMConfig(**llm_config(config, role, site, number))
+            for role, number in counts.items()
+        }
     except ValueError as error:
         raise ConfigError(f"{config.name}: Ray Serve LLM refuses the engines: {error}") from error
-    names = application_names(config)
+    names = application_names(config, site.generation)
     host = "127.0.0.1" if site.is_loopback else None
     return {
         names[role]: build_llm_deployment(
@@ -47,6 +53,7 @@ def build(config: ServeConfig, site: Site) -> dict[str, Any]:
                 "routers": site.routers,
                 "token": site.token,
                 "host": host,
+                "generation": site.generation,
             },
             deployment_cls=EngineServer,
         )

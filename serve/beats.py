@@ -38,9 +38,12 @@ _COUNTS = (
 class Pulse:
     """The beats of one engine. All calls from one event loop."""
 
-    def __init__(self, client: Any, routers: Sequence[str], role: Role, url: str) -> None:
+    def __init__(
+        self, client: Any, routers: Sequence[str], role: Role, url: str, generation: int = 1
+    ) -> None:
         self._client, self._router_names = client, routers
         self._role: Role = role
+        self._generation = generation
         self._url, self._id = url, f"{role}-{secrets.token_hex(4)}"
         self._answered_s, self._is_leaving = time.monotonic(), False
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,8 +89,16 @@ class Pulse:
         routers = [await asyncio.to_thread(ray.get_actor, name, NAMESPACE) for name in names]
         length = int(self._client.model_config.max_model_len)
         while True:
-            silent_s, leaving = self._silent_s(), self._is_leaving
-            beat = Beat(self._id, self._role, self._url, length, silent_s, leaving, engine_load())
+            beat = Beat(
+                self._id,
+                self._role,
+                self._url,
+                length,
+                self._silent_s(),
+                self._is_leaving,
+                engine_load(),
+                self._generation,
+            )
             for router in routers:
                 router.beat.remote(beat)
             await asyncio.sleep(BEAT_S)

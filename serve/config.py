@@ -93,7 +93,8 @@ class ServeConfig(Config):
     when its worker has been silent for ``stall_s``. ``quantization`` serves the weights in fewer
     bits, ``speculation`` guesses tokens ahead; ``ebbtide serve check`` says what both bring.
     ``dtype`` None serves the weights in the type they were exported in (bf16 if quantized).
-    ``engine`` holds further options of vLLM, for both roles alike.
+    ``engine`` holds further options of vLLM, for both roles alike. Streams of a model that is
+    replaced have ``drain_s`` to end.
     """
 
     name: Name
@@ -110,6 +111,7 @@ class ServeConfig(Config):
     quantization: Scheme | None = None
     engine: dict[str, Any] = {}
     start_timeout_s: Annotated[float, Field(gt=0)] = 600
+    drain_s: Annotated[float, Field(ge=0)] = 600
 
     @property
     def model_name(self) -> str:
@@ -131,6 +133,11 @@ class ServeConfig(Config):
         if self.mode == "colocated":
             return {"decode": self.decode}
         return {"prefill": self.prefill, "decode": self.decode}
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """How many workers of each role there are to be."""
+        return {role: own.replicas for role, own in self.roles.items()}
 
     @field_validator("engine")
     @classmethod

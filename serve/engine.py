@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebbtide.serve.config import Role, ServeConfig
+from ebbtide.serve.config import Role, RoleConfig, ServeConfig
 
 MODEL_CALLBACK = "ebbtide.serve.replica.LocalModel"
 WORKER_EXTENSION = "ebbtide.serve.vllm_worker.WorkerExtension"
@@ -27,24 +27,30 @@ _START_ATTEMPTS = 1
 class Site:
     """What the engines of an endpoint share beside their configuration.
 
-    Replica k of a role has its NIXL side channel at the role's port + k (times its GPUs).
+    The replica of rank k of a role has its NIXL side channel at the role's port + k (times its
+    GPUs).
     ``is_loopback``: every worker is on this machine, so none has to listen to the network.
     ``routers`` are the actors that workers report to, and ``token`` what these show them.
+    ``generation`` counts the models that the endpoint has had.
     """
 
     side_channel_ports: Mapping[Role, int]
     is_loopback: bool
     routers: tuple[str, ...]
     token: str
+    generation: int = 1
 
 
-def application_names(config: ServeConfig) -> dict[Role, str]:
+def application_names(config: ServeConfig, generation: int = 1) -> dict[Role, str]:
     """The names of the Ray Serve applications that hold the workers of each role."""
-    return {role: f"{config.name}.{role}" for role in config.roles}
+    suffix = "" if generation == 1 else f".{generation}"
+    return {role: f"{config.name}.{role}{suffix}" for role in config.roles}
 
 
-def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
-    """The fields of ``ray.serve.llm.LLMConfig`` for the replicas of a role."""
+def llm_config(
+    config: ServeConfig, role: Role, site: Site, num_replicas: int = 1
+) -> dict[str, Any]:
+    """The fields of ``ray.serve.llm.LLMConfig`` for so many replicas of a role."""
     own = config.roles[role]
     fields: dict[str, Any] = {
         "model_loading_config": {"model_id": config.model_name, "model_source": config.model.uri},
@@ -59,7 +65,7 @@ def llm_config(config: ServeConfig, role: Role, site: Site) -> dict[str, Any]:
         "accelerator_config": {"kind": config.accelerator},
         "log_engine_metrics": False,  # vLLM's own, at its /metrics: Ray's cost every step more
         "deployment_config": {
-            "num_replicas": own.replicas,
+            "num_replicas": num_replicas,
             "max_constructor_retry_count": _START_ATTEMPTS,
             "health_check_period_s": _HEALTH_CHECK_S,
             "graceful_shutdown_timeout_s": _GRACE_S,
@@ -121,23 +127,30 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
 
 
 def num_ports(config: ServeConfig) -> int:
-    """How many side channels there are: one for each replica's GPU."""
-    return sum(own.replicas * max(1, own.gpus) for own in config.roles.values())
+    """How many side channels the workers of a generation can have at once: one for each replica's
+    GPU, and as many for replicas that end while others take their place, and keep their rank."""
+    return sum(_num_ports(own) for own in config.roles.values())
+
+
+def _num_ports(own: RoleConfig) -> int:
+    return 2 * own.replicas * max(1, own.gpus)
 
 
 def side_channel_ports(config: ServeConfig, first: int) -> dict[Role, int]:
     """Each role's first port, in a run of :func:`num_ports` that begins at ``first``."""
     ports: dict[Role, int] = {}
     for role, own in config.roles.items():
-        ports[role], first = first, first + own.replicas * max(1, own.gpus)
+        ports[role], first = first, first + _num_ports(own)
     return ports
 
 
-def demand(config: ServeConfig) -> list[dict[str, float]]:
-    """What the replicas reserve, a bundle per replica and GPU; the rest of Serve takes nothing."""
+def demand(config: ServeConfig, counts: Mapping[Role, int]) -> list[dict[str, float]]:
+    """What so many replicas of each role reserve, a bundle per replica and GPU; the rest of Serve
+    takes nothing."""
     bundles: list[dict[str, float]] = []
-    for own in config.roles.values():
-        for _ in range(own.replicas):
+    for role, number in counts.items():
+        own = config.roles[role]
+        for _ in range(number):
             if config.accelerator == "cpu":
                 bundles.append({"CPU": own.cpus})
             else:

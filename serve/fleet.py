@@ -43,7 +43,8 @@ class EngineLoad:
 class Beat:
     """What a worker says: who it is, where it listens, and for how long its engine is silent.
 
-    One that ``is_leaving`` ends what it has begun, and is to get nothing new.
+    One that ``is_leaving`` ends what it has begun, and is to get nothing new. Workers of one
+    ``generation`` have the same model.
     """
 
     worker_id: str
@@ -53,6 +54,7 @@ class Beat:
     engine_silent_s: float = 0.0
     is_leaving: bool = False
     load: EngineLoad = EngineLoad()
+    generation: int = 1
 
 
 @dataclass
@@ -96,10 +98,14 @@ class Worker:
 
 
 class Fleet:
-    """All workers of one endpoint. ``replica_s``: seconds that those of each role have lived."""
+    """All workers of one endpoint. ``replica_s``: seconds that those of each role have lived.
+
+    ``open`` are the generations that new requests may go to; what another one has begun ends there.
+    """
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self.open: frozenset[int] = frozenset({1})
         self.replica_s: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}
         self.changed: Callable[[], None] = lambda: None
 
@@ -124,14 +130,25 @@ class Fleet:
         """All that are known, ready or not."""
         return list(self._workers.values())
 
-    def ready(self, role: Role, now_s: float) -> list[Worker]:
-        """The workers of a role that may get requests."""
-        return [w for w in self._workers.values() if w.last.role == role and w.is_ready(now_s)]
+    def of(self, generation: int | None = None) -> list[Worker]:
+        """Those of a generation, or all that new requests may go to."""
+        wanted = self.open if generation is None else {generation}
+        return [each for each in self._workers.values() if each.last.generation in wanted]
 
-    def for_decode(self, keys: list[int], now_s: float, tried: Collection[str]) -> Worker | None:
+    def ready(self, role: Role, now_s: float, generation: int | None = None) -> list[Worker]:
+        """The workers of a role that may get requests."""
+        return [w for w in self.of(generation) if w.last.role == role and w.is_ready(now_s)]
+
+    def for_decode(
+        self,
+        keys: list[int],
+        now_s: float,
+        tried: Collection[str],
+        generation: int | None = None,
+    ) -> Worker | None:
         """Where an answer is to be produced: a decode worker, else a prefill worker, which can do
         all of it too, else one that does not look well, which is better than no answer."""
-        left = [each for each in self._workers.values() if each.last.url not in tried]
+        left = [each for each in self.of(generation) if each.last.url not in tried]
         well = [each for each in left if each.is_ready(now_s)]
         for found in (
             [each for each in well if each.last.role == "decode"],
@@ -144,11 +161,13 @@ class Fleet:
 
     def is_ready(self, now_s: float) -> bool:
         """Whether requests are answered."""
-        return any(each.is_ready(now_s) for each in self._workers.values())
+        return any(each.is_ready(now_s) for each in self.of())
 
-    def for_prefill(self, keys: list[int], now_s: float) -> Worker | None:
+    def for_prefill(
+        self, keys: list[int], now_s: float, generation: int | None = None
+    ) -> Worker | None:
         """Where a prompt is to be computed; None if there is no such worker."""
-        found = self.ready("prefill", now_s)
+        found = self.ready("prefill", now_s, generation)
         return choose(found, keys) if found else None
 
 

@@ -1,4 +1,4 @@
-"""An endpoint's life: checked, started, watched and stopped.
+"""The start of an endpoint: checked, then its routers and workers.
 
 Promises: what can be seen to be wrong (model, port, a cluster too small) is said before any engine
 starts; :func:`start` returns when a request has gone the whole way through both roles; when it
@@ -8,7 +8,6 @@ fails, and after :meth:`Serving.stop`, nothing that it started is left.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import ipaddress
 import logging
@@ -16,25 +15,21 @@ import math
 import os
 import secrets
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.ports import free_run
-from ebbtide.serve import capacity, cluster, local_model, ports, split, startup
+from ebbtide.serve import capacity, cluster, local_model, ports
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
-from ebbtide.serve.engine import (
-    Site,
-    application_names,
-    demand,
-    num_ports,
-    side_channel_ports,
-)
+from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
 from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.keys import ApiKey
-from ebbtide.serve.router_actor import RouterProcess, router_names
+from ebbtide.serve.router_actor import RouterProcess, open_note, router_names
+from ebbtide.serve.routers import Routers
+from ebbtide.serve.serving import Serving
+from ebbtide.serve.workers import Workers, builder
 
 if TYPE_CHECKING:
     from ebbtide.platform.local_cluster import LocalCluster
@@ -42,76 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
-_WATCH_S = 2.0
-_ADVISE_S = 60.0
-_BEAT_S = 0.2
 _SAY_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0
-_WARM_UP_TIMEOUT_S = 60.0
-
-
-class Serving:
-    """A running endpoint; a context manager that stops it."""
-
-    def __init__(
-        self,
-        config: ServeConfig,
-        resources: contextlib.ExitStack,
-        interrupts: Interrupts,
-        clock: Clock,
-        router: Any = None,
-    ) -> None:
-        self.endpoint, self.model_name = config.endpoint, config.model_name
-        self._config, self._resources = config, resources
-        self._interrupts, self._clock, self._router = interrupts, clock, router
-
-    def __enter__(self) -> Serving:
-        self._interrupts.may_raise = True
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the endpoint and all that was started for it. May be called more than once."""
-        self._interrupts.may_raise = False
-        self._resources.close()
-
-    def wait(self) -> None:
-        """Block for as long as the endpoint lives. Raises ServeError when it ends by itself,
-        KeyboardInterrupt on SIGINT and SystemExit on SIGTERM.
-        """
-        self._interrupts.may_raise = False
-        was, looked_s = "running", self._clock.monotonic()
-        advised_s = looked_s
-        while True:
-            self._interrupts.check()
-            self._clock.sleep(_BEAT_S)
-            if self._clock.monotonic() - looked_s >= _WATCH_S:
-                now, looked_s = _progress(self._config), self._clock.monotonic()
-                if now.state != was:
-                    log.warning("%s: %s", self._config.name, now.text)
-                was = now.state
-            if self._clock.monotonic() - advised_s >= _ADVISE_S:
-                advised_s = self._clock.monotonic()
-                self._advise()
-
-    def _advise(self) -> None:
-        """Say once if the workers would be better put to another use."""
-        import ray
-
-        if self._router is None or self._config.mode == "colocated":
-            return
-        with contextlib.suppress(ray.exceptions.RayError):
-            led = ray.get(self._router.prefills.remote(), timeout=_WATCH_S)
-            if advice := split.better_colocated(led["local"], led["remote"]):
-                log.info("%s: %s", self._config.name, advice)
-                self._router = None
 
 
 def start(
@@ -148,19 +75,32 @@ def start(
             _require_idle_serve()
             resources.callback(_end_serve)
         token = secrets.token_hex(16)
-        routers = _start_routers(config, keys, token, resources)
-        _deploy(config, token)
-        _await_running(config, routers[0], deadline_s, clock, interrupts)
+        actors = _start_routers(config, keys, token, resources)
+        routers, first_port = Routers(config, actors), free_run(2 * num_ports(config))
+        side_channels = side_channel_ports(config, first_port)
+        site = Site(side_channels, cluster.is_loopback(), router_names(config), token)
+        workers = Workers(config, site)
+
+        def pause(seconds: float) -> None:
+            with interrupts.raising():
+                clock.sleep(seconds)
+
+        def say(text: str) -> None:
+            log.info("%s: %s", config.name, text)
+
+        _start_serve()
+        workers.scale(config.counts)
+        workers.await_ready(config.counts, routers, deadline_s, clock, pause, say)
         with interrupts.raising():
-            _warm_up(config, routers[0])
+            routers.warm_up(workers.generation)
         if own is not None:
             resources.callback(_end_serve)
-            for router in routers:
-                resources.callback(cluster.end, router)
+            for actor in actors:
+                resources.callback(cluster.end, actor)
     except BaseException:
         resources.close()
         raise
-    return Serving(config, resources, interrupts, clock, routers[0])
+    return Serving(workers, routers, resources, interrupts, clock, first_port)
 
 
 def is_loopback(host: str) -> bool:
@@ -171,13 +111,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _builder() -> ModuleType:
-    """The module that builds the application; it imports vLLM, which takes many seconds."""
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    return importlib.import_module("ebbtide.serve.app")
 
 
 def _prepare(
@@ -192,7 +125,7 @@ def _prepare(
         with interrupts.raising():
             cluster.on_head(ports.require_free, config.http.host, config.http.port)
             cluster.on_head(local_model.check, config)
-            _builder().check_options(config.engine)
+            builder().check_options(config.engine)
         return None
     own = cluster.local_cluster()
     resources.callback(own.stop)
@@ -200,7 +133,7 @@ def _prepare(
         ports.require_free(config.http.host, config.http.port)
         local_model.check(config)
         _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
-        _builder().check_options(config.engine)
+        builder().check_options(config.engine)
         own.start()
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
@@ -208,7 +141,7 @@ def _prepare(
 
 def _require_capacity(config: ServeConfig, nodes: Sequence[capacity.Resources]) -> None:
     """Raise ClusterError that says what is needed and what is there."""
-    if short := capacity.shortfall(demand(config), nodes):
+    if short := capacity.shortfall(demand(config, config.counts), nodes):
         raise ClusterError(
             f"{config.name}: the Ray cluster is too small: {short}; add nodes, or lower the roles'"
             " replicas, cpus or gpus"
@@ -234,6 +167,9 @@ def _start_routers(
     config: ServeConfig, keys: Sequence[ApiKey], token: str, resources: contextlib.ExitStack
 ) -> list[Any]:
     """The actor that listens, and its spare; they end with ``resources``, the spare first."""
+    from ebbtide.platform.ray_seam.serve import note
+
+    note(open_note(config), "1")
     actors: list[Any] = []
     for name in router_names(config):
         actor = cluster.supervised_on_head(
@@ -248,22 +184,12 @@ def _start_routers(
     return actors
 
 
-def _deploy(config: ServeConfig, token: str) -> None:
-    """Hand the workers to Ray Serve, and start that."""
+def _start_serve() -> None:
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    first_port = free_run(num_ports(config))
-    ports_of = side_channel_ports(config, first_port)
-    site = Site(ports_of, cluster.is_loopback(), router_names(config), token)
-    applications = _builder().build(config, site)
     _end_serve()  # one that serves nothing: it would keep its own options
     serve.start(proxy_location="Disabled")
-    serve.run_many(
-        [serve.RunTarget(app, name=name, route_prefix=None) for name, app in applications.items()],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
 
 
 def _require_idle_serve() -> None:
@@ -281,51 +207,3 @@ def _end_serve() -> None:
     from ebbtide.platform.ray_seam.serve import end_serve
 
     end_serve(_END_TIMEOUT_S)
-
-
-def _progress(config: ServeConfig) -> startup.Progress:
-    import ray
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        found = serve.status().applications
-    except (ray.exceptions.RayError, RayServeException) as error:
-        raise ServeError(f"{config.name}: Ray Serve does not answer any more: {error}") from error
-    names = application_names(config).values()
-    return startup.together([startup.progress(found.get(name)) for name in names])
-
-
-def _await_running(
-    config: ServeConfig, router: Any, deadline_s: float, clock: Clock, interrupts: Interrupts
-) -> None:
-    """Until every replica runs, and the router has heard of all."""
-    began_s, said_s = clock.monotonic(), clock.monotonic()
-    while True:
-        now = _progress(config)
-        if now.state == "running" and _all_heard(config, router):
-            return
-        if now.state == "failed":
-            raise ServeError(f"{config.name} could not be started: {now.text}")
-        if clock.monotonic() > deadline_s:
-            raise ServeError(
-                f"{config.name} is not up after start_timeout_s ({config.start_timeout_s:g} s): "
-                f"{now.text}"
-            )
-        if clock.monotonic() - said_s >= _SAY_EVERY_S:
-            said_s = clock.monotonic()
-            log.info("%s: starting for %.0f s: %s", config.name, said_s - began_s, now.text)
-        with interrupts.raising():
-            clock.sleep(_BEAT_S if now.state == "running" else _POLL_S)
-
-
-def _all_heard(config: ServeConfig, router: Any) -> bool:
-    ready = cluster.answer_of(router.ready.remote(), f"{config.name}: the router does not answer")
-    return all(ready[role] >= own.replicas for role, own in config.roles.items())
-
-
-def _warm_up(config: ServeConfig, router: Any) -> None:
-    """Requests through all roles: they make their connections, and show that they work."""
-    cluster.answer_of(
-        router.warm_up.remote(), f"{config.name}: the first request failed", _WARM_UP_TIMEOUT_S
-    )

@@ -2,8 +2,8 @@
 
 The only hop between a client's socket and an engine. Promises: chunks go on as they come; a prompt
 whose prefill worker fails is computed by the decode worker; a stream whose worker is lost goes on
-at another one, and where that cannot be it ends in an error event, never as if it were complete;
-what an answer cost is told even if its client has left.
+at another one with the same model, and where that cannot be it ends in an error event, never as if
+it were complete; what an answer cost is told even if its client has left.
 """
 
 from __future__ import annotations
@@ -110,13 +110,22 @@ class Relay:
         stalled = owes and is_stalled(worker, now_s, self.settings.stall_s)
         if not stalled and worker.is_ready(now_s):
             return False
-        spare = self.fleet.for_decode([], now_s, {worker.last.url})
+        is_bound = leg.is_bound or leg.has_begun
+        own = worker.last.generation if is_bound else None
+        spare = self.fleet.for_decode([], now_s, {worker.last.url}, own)
         return spare is not None and spare.is_ready(now_s) and not worker.last.is_leaving
 
-    async def _decode_worker(self, keys: list[int], tried: set[str]) -> Worker | None:
-        """The next worker to be asked; its address is in ``tried`` from now on."""
+    def num_at_work(self, generation: int) -> int:
+        """Requests that workers of a generation have begun."""
+        return sum(leg.worker.last.generation == generation for leg in self.client.legs)
+
+    async def _decode_worker(
+        self, keys: list[int], tried: set[str], bound: int | None
+    ) -> Worker | None:
+        """The next worker to be asked, of the generation that the request is bound to if it is;
+        its address is in ``tried`` from now on."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        while (worker := self.fleet.for_decode(keys, time.monotonic(), tried)) is None:
+        while (worker := self.fleet.for_decode(keys, time.monotonic(), tried, bound)) is None:
             if tried or time.monotonic() > deadline_s:
                 return None
             await asyncio.sleep(_WATCH_S)
@@ -129,24 +138,30 @@ class Relay:
             log.warning("no worker can answer: %s", worker.describe(now_s))
         return Refused(503, envelope.body(503, "no worker can answer; try again in a moment"))
 
-    async def whole(self, kind: Kind, request: Json, send: Send, cost: Cost) -> None:
-        """Answer a request that is not streamed. Raises Refused."""
+    async def whole(
+        self, kind: Kind, request: Json, send: Send, cost: Cost, generation: int | None = None
+    ) -> None:
+        """Answer a request that is not streamed, by workers of a generation if one is given.
+
+        Raises Refused.
+        """
         parts = prefixes.units(request)
         keys, tried, lost = prefixes.keys(parts), set[str](), list[Lost]()
-        body = await self._prefilled(kind, dict(request), parts, keys)
+        body, bound = await self._prefilled(kind, dict(request), parts, keys, generation)
         while (
             len(lost) < _MOST_LOSSES
-            and (worker := await self._decode_worker(keys, tried)) is not None
+            and (worker := await self._decode_worker(keys, tried, bound)) is not None
         ):
             try:
                 with self.client.at(worker, keys) as leg:
+                    leg.is_bound = bound is not None
                     answer = await self.client.post(leg, PATHS[kind], body)
             except Refused:
                 await self._release(worker, body)
                 raise
             except Lost as error:
                 lost.append(error)
-                body = dict(request)  # what a prefill worker has of it may be gone
+                body, bound = dict(request), generation  # what a prefill worker has may be gone
                 continue
             except asyncio.CancelledError:
                 cost.num_prompt_tokens = self._ratio.tokens(parts, len(parts))
@@ -167,15 +182,16 @@ class Relay:
         stream = Stream(kind, request)
         path, body = PATHS[kind], stream.first_request()
         losses = most_tokens = unknown = 0
-        body = await self._prefilled(kind, body, parts, keys)
+        body, bound = await self._prefilled(kind, body, parts, keys)
         try:
             while (
                 losses < _MOST_LOSSES
-                and (worker := await self._decode_worker(keys, tried)) is not None
+                and (worker := await self._decode_worker(keys, tried, bound)) is not None
             ):
                 stream.max_model_len = worker.last.max_model_len
                 try:
                     with self.client.at(worker, keys) as leg:
+                        leg.is_bound = bound is not None
                         return await self._follow(leg, path, body, stream, send, cost)
                 except Refused:
                     await self._release(worker, body)
@@ -189,6 +205,7 @@ class Relay:
                     losses = 1 if stream.num_tokens > most_tokens else losses + 1
                     most_tokens = max(most_tokens, stream.num_tokens)
                     self.metrics.moves.inc()
+                    bound = worker.last.generation if stream.has_begun else None
                     path, body = stream.move()
             if not stream.has_begun:
                 raise self._no_worker()
@@ -265,23 +282,31 @@ class Relay:
             await self.client.release(worker, params)
 
     async def _prefilled(
-        self, kind: Kind, body: Json, parts: str | list[int], keys: list[int]
-    ) -> Json:
-        """The body for the decode worker, after the prompt was computed elsewhere if that pays.
+        self,
+        kind: Kind,
+        body: Json,
+        parts: str | list[int],
+        keys: list[int],
+        generation: int | None = None,
+    ) -> tuple[Json, int | None]:
+        """The body for the decode worker, after the prompt was computed elsewhere if that pays, and
+        the generation that it has to be of, if any: that of the prefill worker, or the given one.
 
         Raises Refused when a prefill worker finds fault with the request.
         """
         now_s = time.monotonic()
-        prefill = self.fleet.for_prefill(keys, now_s)
-        decode = self.fleet.for_decode(keys, now_s, ())
-        if prefill is None or decode is None or decode.last.role != "decode":
-            return body
+        decode = self.fleet.for_decode(keys, now_s, (), generation)
+        if decode is None or decode.last.role != "decode":
+            return body, generation
+        prefill = self.fleet.for_prefill(keys, now_s, decode.last.generation)
+        if prefill is None:
+            return body, generation
         num_new = self._ratio.tokens(parts, max(0, len(parts) - decode.prefixes.known(keys)))
         load = Load(num_new, prefill.num_queued_tokens, decode.num_requests)
         where = prefill_where(body, load, self.settings.mode, self.settings.split_min_tokens)
         self.metrics.count_prefill(where)
         if where == "local":
-            return body
+            return body, generation
         asked = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
         asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": _REMOTE_DECODE}
         prefill.num_queued_tokens += num_new
@@ -290,13 +315,14 @@ class Relay:
                 answer = await self.client.post(leg, PATHS[kind], asked)
         except Lost as lost:
             log.warning("a prompt is computed by a decode worker: %s", lost)
-            return body
+            return body, generation
         finally:
             prefill.num_queued_tokens -= num_new
         ids = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
         if kind == "completion" and ids and not body.get("echo"):
             body = {**body, "prompt": ids}  # which spares the second worker the tokenizer
-        return {**body, "kv_transfer_params": answer.get("kv_transfer_params")}
+        body = {**body, "kv_transfer_params": answer.get("kv_transfer_params")}
+        return body, prefill.last.generation
 
 
 def _event(value: Json) -> bytes:

@@ -63,9 +63,16 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, llm_config: Any, role: Role, routers: tuple[str, ...], token: str, host: str | None
+        self,
+        llm_config: Any,
+        role: Role,
+        routers: tuple[str, ...],
+        token: str,
+        host: str | None,
+        generation: int,
     ) -> None:
         self._role: Role = role
+        self._generation = generation
         self._routers, self._token, self._host = routers, token, host
         self._http: HttpServer | None = None
         self._pulse: Pulse | None = None
@@ -86,7 +93,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
         await self._http.start()
         url = f"http://{host}:{self._http.port}"
         await warm_up(url, self._llm_config.model_id, self._token)
-        self._pulse = Pulse(engine_client(self), self._routers, self._role, url)
+        self._pulse = Pulse(engine_client(self), self._routers, self._role, url, self._generation)
         self._pulse.start()
 
     async def _release(self, params: dict[str, Any]) -> None:

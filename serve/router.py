@@ -168,7 +168,7 @@ class Router:
         raise _refusal(503, "no worker can answer; try again in a moment")
 
     def _card(self, name: str) -> Json:
-        lengths = [each.last.max_model_len for each in self.fleet.workers()]
+        lengths = [each.last.max_model_len for each in self.fleet.of()]
         card: Json = {"id": name, "object": "model", "created": 0, "owned_by": "ebbtide"}
         return {**card, "max_model_len": min(lengths)} if lengths else card
 

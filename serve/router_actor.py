@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ebbtide.serve.config import ServeConfig
@@ -40,13 +41,21 @@ def router_names(config: ServeConfig) -> tuple[str, str]:
     return f"router-{config.name}-0", f"router-{config.name}-1"
 
 
+def open_note(config: ServeConfig) -> str:
+    """Where the open generations are noted, for a router that is started again."""
+    return f"open-{config.name}"
+
+
 class RouterProcess:
     """What the actor is. The constructor returns when the endpoint listens, here or elsewhere, or
     raises."""
 
     def __init__(self, config: ServeConfig, keys: list[ApiKey], token: str) -> None:
+        from ebbtide.platform.ray_seam.serve import noted
+
         self._config, self._keys, self._token = config, keys, token
         self._fleet = Fleet()
+        self._fleet.open = frozenset(map(int, (noted(open_note(config)) or "1").split()))
         self._loop = asyncio.new_event_loop()
         self._error: BaseException | None = None
         self._listens = False
@@ -63,10 +72,22 @@ class RouterProcess:
         """Whether this one has the port; if not, it is the spare."""
         return self._listens
 
-    def ready(self) -> dict[str, int]:
-        """How many workers of each role get requests."""
-        now_s = time.monotonic()
-        return {role: len(self._fleet.ready(role, now_s)) for role in ("prefill", "decode")}
+    def ready(self, generation: int | None = None) -> dict[str, int]:
+        """How many workers of each role get requests, or would if their generation were open."""
+        fleet, now_s = self._fleet, time.monotonic()
+        return {role: len(fleet.ready(role, now_s, generation)) for role in ("prefill", "decode")}
+
+    def lead(self, generations: Iterable[int]) -> None:
+        """Lead requests that come from now on to workers of these."""
+        self._fleet.open = frozenset(generations)
+
+    def num_at_work(self, generation: int) -> int:
+        """How many requests workers of a generation have begun."""
+
+        async def counted() -> int:
+            return self._relay.num_at_work(generation)
+
+        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result()
 
     def prefills(self) -> dict[str, int]:
         """How many prompts were computed where."""
@@ -76,24 +97,27 @@ class RouterProcess:
         """Lead requests that come from now on as in this mode, with the workers that there are."""
         self._relay.settings = replace(self._relay.settings, mode=mode)
 
-    def warm_up(self) -> None:
-        """Have a request answered by both roles, and one by a decode worker alone. Raises
-        RuntimeError with what the workers said."""
+    def warm_up(self, generation: int) -> None:
+        """Have a request answered by both roles of a generation, and one by a decode worker alone.
+
+        Raises RuntimeError with what the workers said.
+        """
         for mode, prompt in _WARM_UP_PROMPTS:
             asked = {"model": self._config.model_name, "prompt": prompt, "max_tokens": 1}
-            done = asyncio.run_coroutine_threadsafe(self._ask(mode, asked), self._loop)
+            asking = self._ask(mode, asked, generation)
+            done = asyncio.run_coroutine_threadsafe(asking, self._loop)
             try:
                 done.result()
             except Refused as refused:
                 raise RuntimeError(refused.__cause__ or refused.body["error"]["message"]) from None
 
-    async def _ask(self, mode: Mode, request: Json) -> None:
+    async def _ask(self, mode: Mode, request: Json, generation: int) -> None:
         relay = replace(self._relay, settings=replace(self._relay.settings, mode=mode))
 
         async def ignore(status: int, data: bytes, more: bool) -> None:
             return None
 
-        await relay.whole("completion", request, ignore, Cost())
+        await relay.whole("completion", request, ignore, Cost(), generation)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

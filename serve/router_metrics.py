@@ -108,7 +108,7 @@ class RouterMetrics:
             self.workers.labels(role).set(0)
         for worker in fleet.workers():
             beat = worker.last
-            if worker.is_ready(now_s):
+            if worker.is_ready(now_s) and beat.generation in fleet.open:
                 self.workers.labels(beat.role).inc()
             if not worker.is_gone(now_s):
                 names, load = (beat.role, beat.worker_id), beat.load

@@ -47,12 +47,15 @@ def progress(application: Any) -> Progress:
 
 
 def together(each: Sequence[Progress]) -> Progress:
-    """Of several applications: running when all do, failed when one has."""
+    """Of several applications: running when all do, also when there are none, failed when one
+    has."""
     failed = [one for one in each if one.state == "failed"]
     if failed:
         return failed[0]
     waiting = [one for one in each if one.state == "starting"]
-    return Progress("starting", ", ".join(one.text for one in waiting)) if waiting else each[0]
+    if waiting:
+        return Progress("starting", ", ".join(one.text for one in waiting))
+    return Progress("running", "all replicas run")
 
 
 def _running(replica_states: Mapping[Any, int]) -> str:

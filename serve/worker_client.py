@@ -58,7 +58,8 @@ class Lost(Exception):
 class Leg:
     """One request at one worker.
 
-    ``can_move``: another worker can still do it; ``is_sending``: its client is being waited for.
+    ``can_move``: another worker can still do it; ``is_sending``: its client is being waited for;
+    ``is_bound``: only workers with the same model can go on.
     """
 
     worker: Worker
@@ -68,6 +69,7 @@ class Leg:
     has_moved: bool = False
     can_move: bool = True
     is_sending: bool = False
+    is_bound: bool = False
     is_lost: bool = False
 
     def let_go(self) -> None:

@@ -28,6 +28,7 @@ class _FileFirst(TyperGroup):
 
 
 app = typer.Typer(
+    name="serve",
     cls=_FileFirst,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -67,3 +68,29 @@ def start(
         print(serving.endpoint, file=result, flush=True)
         log.info("serving %s at %s; Ctrl-C ends it", serving.model_name, serving.endpoint)
         serving.wait()
+
+
+@app.command()
+def update(
+    endpoint: str | None = typer.Argument(
+        None, help="Its name or URL, where several run on this machine."
+    ),
+    model: str = typer.Option(..., "--model", metavar="URI", help="What `ebbtide export` wrote."),
+) -> None:
+    """Have a running endpoint serve another model, without a request that is not answered.
+
+    Run it beside `ebbtide serve FILE`, as the same user. The new model's files are verified, its
+    workers start, requests go to them, and the old ones end what they have begun. If the new model
+    does not load, the old one serves on. Ctrl-C before requests go to the new model gives it up.
+
+    Example: [bold]ebbtide serve update --model ~/.ebbtide/export/stdlib-lm-2[/bold]
+    """
+    from ebbtide.platform.storage import open_storage
+    from ebbtide.serve import control
+
+    uri = open_storage(model).uri  # a relative path is one of this command's directory
+    path = control.choose(control.running(), endpoint)
+    last = ""
+    for last in control.ask(path, {"update": uri}):
+        log.info("%s", last)
+    print(last)

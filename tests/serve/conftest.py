@@ -20,7 +20,7 @@ from ebbtide.platform import node_memory
 from ebbtide.platform.local_s3 import LocalS3
 from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import open_storage
-from tests.serve.tiny_model import MAX_MODEL_LEN, write_export
+from tests.serve.tiny_model import MAX_MODEL_LEN, write_export, write_other
 
 MODEL_NAME = "tide"
 
@@ -30,12 +30,14 @@ _STOP_LIMIT_S = 60.0
 
 @dataclass
 class Endpoint:
-    """``ebbtide serve``: the process, its endpoint and log, the model, and /dev/shm before it."""
+    """``ebbtide serve``: the process, its endpoint and log, the model, another one's address, and
+    /dev/shm before it."""
 
     process: subprocess.Popen[str]
     url: str
     log: Path
     model: Path
+    other_uri: str
     segments_before: set[str]
 
     @staticmethod
@@ -77,6 +79,8 @@ def endpoint(
     folder = tmp_path_factory.mktemp("endpoint")
     uri = f"s3://{s3_session.bucket}/{folder.name}"
     _upload(exported, uri, s3_session)
+    write_other(folder / "other", exported)
+    _upload(folder / "other", f"{uri}-other", s3_session)
     job = {
         "name": "tide",
         "model": {"uri": uri, "name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN},
@@ -98,7 +102,8 @@ def endpoint(
             env={**os.environ, **s3_session.environment, "XDG_CACHE_HOME": str(folder)},
         )
     try:
-        yield Endpoint(process, _first_line(process, log), log, exported, before)
+        url = _first_line(process, log)
+        yield Endpoint(process, url, log, exported, f"{uri}-other", before)
     finally:
         if process.poll() is None:
             process.terminate()

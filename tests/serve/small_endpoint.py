@@ -145,7 +145,13 @@ async def small_endpoint(
             while True:
                 for name, role, worker in beats:
                     if name in found.beating:
-                        told = Beat(name, role, worker.url, worker.max_model_len)
+                        told = Beat(
+                            name,
+                            role,
+                            worker.url,
+                            worker.max_model_len,
+                            generation=worker.generation,
+                        )
                         fleet.beat(told, time.monotonic())
                 await asyncio.sleep(0.1)
 

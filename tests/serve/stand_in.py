@@ -34,6 +34,7 @@ class StandIn:
     per_chunk: tuple[int, ...] = (1,)
     refuse: tuple[int, str] | None = None
     max_model_len: int = 4096
+    generation: int = 1
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     released: list[dict[str, Any]] = field(default_factory=list)

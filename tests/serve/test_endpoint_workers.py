@@ -238,6 +238,35 @@ def test_the_same_is_answered_without_prefill_workers(endpoint: Endpoint) -> Non
     assert measured(endpoint)['ebbtide_prefills_total{where="remote"}'] - remote <= 1  # it died
 
 
+def test_another_model_is_served_without_a_request_that_fails(
+    endpoint: Endpoint, client: openai.OpenAI
+) -> None:
+    """The machine has no room for both: one worker follows the other, under streams all the time.
+
+    Every answer is the old model's or the new one's, whole.
+    """
+    until(lambda: bool(ready(endpoint)["prefill"] and ready(endpoint)["decode"]), 400, "not back")
+    old = {text: stream(client, text, max_tokens=60)[0] for text in _TEXTS}
+    command = [sys.executable, "-m", "ebbtide", "serve", "update", endpoint.url, "--model"]
+    damaged = f"{endpoint.other_uri}/nothing"
+    refused = subprocess.run([*command, damaged], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 8 and "holds nothing" in refused.stderr
+    updating = subprocess.Popen([*command, endpoint.other_uri], stdout=subprocess.PIPE, text=True)
+    found: list[tuple[str, str]] = []
+    for text in cycle(_TEXTS):
+        found.append((text, stream(client, text, max_tokens=60)[0]))
+        if updating.poll() is not None:
+            break
+    told, _ = updating.communicate()
+    assert updating.returncode == 0 and endpoint.other_uri in told, endpoint.log.read_text()[-3000:]
+    new = {text: stream(client, text, max_tokens=60)[0] for text in _TEXTS}
+    assert not set(new.values()) & set(old.values())
+    assert {answer for _, answer in found} == {*old.values(), *new.values()}
+    for text, answer in found:
+        assert answer in (old[text], new[text])
+    assert ready(endpoint) == {"ready": True, "prefill": 1, "decode": 1}
+
+
 def test_ctrl_c_leaves_nothing(endpoint: Endpoint) -> None:
     family = psutil.Process(endpoint.process.pid).children(recursive=True)
     assert len(family) > 8

@@ -40,16 +40,16 @@ def test_a_colocated_endpoint_has_decode_workers_only() -> None:
     colocated = config("mode: colocated\ndecode: {replicas: 2}")
     assert list(colocated.roles) == ["decode"]
     assert "kv_transfer_config" not in engine_options(colocated, "decode")
-    assert demand(colocated) == [{"CPU": 1}] * 2
-    assert num_ports(colocated) == 2
+    assert demand(colocated, colocated.counts) == [{"CPU": 1}] * 2
+    assert num_ports(colocated) == 4
     assert side_channel_ports(colocated, 100) == {"decode": 100}
 
 
 def test_every_replicas_gpu_has_a_side_channel_of_its_own() -> None:
     text = "accelerator: gpu\nprefill: {gpus: 2, replicas: 3}\ndecode: {gpus: 1, replicas: 2}"
-    assert num_ports(config()) == 2
-    assert num_ports(config(text)) == 8
-    assert side_channel_ports(config(text), 20_000) == {"prefill": 20_000, "decode": 20_006}
+    assert num_ports(config()) == 4  # replicas that end keep theirs while others take their place
+    assert num_ports(config(text)) == 16
+    assert side_channel_ports(config(text), 20_000) == {"prefill": 20_000, "decode": 20_012}
 
 
 def test_options_of_cpu_engines() -> None:
@@ -64,7 +64,7 @@ def test_options_of_cpu_engines() -> None:
 
 def test_options_of_gpu_engines() -> None:
     text = "accelerator: gpu\nprefill: {gpus: 1}\ndecode: {gpus: 4, replicas: 2, cpus: 3}"
-    fields = llm_config(config(text), "decode", _SITE)
+    fields = llm_config(config(text), "decode", _SITE, 2)
     options = fields["engine_kwargs"]
     assert options["tensor_parallel_size"] == 4
     assert options["enforce_eager"] is False
@@ -73,7 +73,7 @@ def test_options_of_gpu_engines() -> None:
     assert fields["accelerator_config"] == {"kind": "gpu"}
     assert fields["deployment_config"]["num_replicas"] == 2
     assert "VLLM_CPU_OMP_THREADS_BIND" not in fields["runtime_env"]["env_vars"]
-    assert demand(config(text)) == [
+    assert demand(config(text), config(text).counts) == [
         {"CPU": 1.0, "GPU": 1.0},
         *[{"CPU": 3.0, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}] * 2,
     ]
@@ -111,7 +111,8 @@ def test_a_replica_reserves_what_it_is_given_and_no_more() -> None:
     fields = llm_config(config("prefill: {cpus: 2, replicas: 2}"), "prefill", _SITE)
     assert fields["placement_group_config"] == {"bundles": [{"CPU": 2.0}]}
     assert fields["deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
-    assert demand(config("prefill: {cpus: 2, replicas: 2}")) == [{"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
+    both = config("prefill: {cpus: 2, replicas: 2}")
+    assert demand(both, both.counts) == [{"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
 
 
 def test_classes_that_are_named_by_text_are_there() -> None:

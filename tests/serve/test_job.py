@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,8 +18,6 @@ from ebbtide.platform.ports import free_run
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
-from ebbtide.serve.interrupts import Interrupts
-from ebbtide.serve.startup import Progress
 
 
 @pytest.fixture
@@ -91,72 +86,6 @@ class _Interrupting(FakeClock):
         super().sleep(seconds)
         if self.now_s >= self._at_s:
             os.kill(os.getpid(), self._number)
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
-)
-def test_a_signal_ends_the_wait(
-    model: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[BaseException]
-) -> None:
-    looked: list[str] = []
-
-    def progress(of: ServeConfig) -> Progress:
-        looked.append(of.name)
-        return Progress("running", "")
-
-    monkeypatch.setattr(job, "_progress", progress)
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    ended: list[str] = []
-    resources = contextlib.ExitStack()
-    interrupts = resources.enter_context(Interrupts())
-    resources.callback(ended.append, "ended")
-    clock = _Interrupting(number, at_s=7)
-    with pytest.raises(expected), job.Serving(config(model), resources, interrupts, clock) as it:
-        it.wait()
-    assert looked == ["tide"] * 3
-    assert ended == ["ended"]
-    assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-
-
-def test_what_would_be_better_is_said_once(
-    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Router:
-        prefills = SimpleNamespace(remote=lambda: {"local": 1000, "remote": 0})
-
-    import ray
-
-    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
-    monkeypatch.setattr(job, "_progress", lambda of: Progress("running", ""))
-    monkeypatch.setattr(logging.getLogger("ebbtide"), "propagate", True)
-    caplog.set_level(logging.INFO, "ebbtide")
-    resources = contextlib.ExitStack()
-    interrupts = resources.enter_context(Interrupts())
-    clock = _Interrupting(signal.SIGINT, at_s=200)
-    serving = job.Serving(config(model), resources, interrupts, clock, Router())
-    with pytest.raises(KeyboardInterrupt), serving:
-        serving.wait()
-    assert len({id(each) for each in caplog.records if "colocated" in each.message}) == 1
-
-
-def test_a_second_signal_does_not_cut_the_end_short(model: Path) -> None:
-    ended: list[str] = []
-
-    def end() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        ended.append("ended")
-
-    resources = contextlib.ExitStack()
-    interrupts = resources.enter_context(Interrupts())
-    resources.callback(end)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        job.Serving(config(model), resources, interrupts, FakeClock()),
-    ):
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the signal did not raise")
-    assert ended == ["ended"]
 
 
 @pytest.mark.ray

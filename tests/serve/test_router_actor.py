@@ -24,6 +24,7 @@ from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.fleet import Beat
+from ebbtide.serve.routers import Routers
 from tests.serve.small_endpoint import read
 from tests.serve.stand_in import TOKEN, StandIn, says
 
@@ -101,12 +102,14 @@ def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(connected:
         def beats() -> None:
             while not stop.wait(0.1):
                 for actor in actors:
-                    actor.beat.remote(Beat("w", "decode", worker.url, 4096))
+                    actor.beat.remote(Beat("w", "decode", worker.url, 4096, generation=2))
 
         beating = threading.Thread(target=beats)
         beating.start()
         try:
             async with aiohttp.ClientSession() as session:
+                both = Routers(it, actors)
+                await asyncio.to_thread(both.lead, [2], time.sleep)  # as after an update
                 await _until_answered(session, it.endpoint.removesuffix("/v1"))
                 for _ in range(2):  # the spare, and the first one that Ray has started again
                     before = {process.pid for process in routers()}
@@ -116,6 +119,7 @@ def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(connected:
                         await asyncio.sleep(0.05)
                 while worker.num_open:  # what it had begun has ended
                     await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(both.num_at_work, 2) == 0
         finally:
             stop.set()
             beating.join()

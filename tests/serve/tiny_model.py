@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,21 @@ def write_export(folder: Path) -> None:
     """The trained model as ``ebbtide export`` would write it."""
     model = _train(corpus(seed=0), _write_tokenizer(folder))
     model.save_pretrained(folder)
+    _describe(folder, model)
+
+
+def write_other(folder: Path, of: Path) -> None:
+    """The export of a model that says other things."""
+    shutil.copytree(of, folder)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight.neg_()
+    model.save_pretrained(folder)
+    (folder / export_manifest.MANIFEST).unlink()
+    _describe(folder, model)
+
+
+def _describe(folder: Path, model: Any) -> None:
     manifest = ExportManifest(
         run="tide",
         step=_TRAIN_STEPS,

@@ -1,0 +1,206 @@
+"""How a command asks an endpoint that runs on the same machine for something: a Unix socket.
+
+Only the user who runs the endpoint can: the sockets lie in a folder of that user alone. Each side
+says a line of JSON at a time: the endpoint who it is, the command what it wants, the endpoint how
+far that is, and its end. Promises: one request at a time; a command that goes away is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import socket
+import socketserver
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ebbtide.platform.errors import EbbtideError, ServeError
+from ebbtide.serve.config import ServeConfig
+
+Json = dict[str, Any]
+
+_ANSWER_S = 10.0
+_LOOK_S = 0.2
+
+
+def folder() -> Path:
+    """Where the sockets of this user's endpoints are. Raises ServeError if others could be there,
+    too."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(base, "ebbtide") if base else Path(tempfile.gettempdir(), f"ebbtide-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ServeError(f"{path}: is not a directory of yours alone (mode 0700); remove it")
+    return path
+
+
+class Ask:
+    """What a command wants, until it is answered."""
+
+    def __init__(self, wanted: Json) -> None:
+        self.wanted = wanted
+        self._lines: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._is_gone = threading.Event()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._is_gone.is_set()
+
+    def say(self, text: str) -> None:
+        """Tell how far it is."""
+        self._lines.put({"say": text})
+
+    def done(self, text: str) -> None:
+        """Tell that it is done."""
+        self._lines.put({"done": text})
+
+    def failed(self, error: EbbtideError) -> None:
+        """Tell why it is not."""
+        self._lines.put({"error": str(error), "exit_code": error.exit_code})
+
+    def tell(self, connection: socket.socket, write: Any) -> None:
+        """Send what is said, up to the end or until the command goes away. For the server."""
+        try:
+            while True:
+                try:
+                    line = self._lines.get(timeout=_LOOK_S)
+                except queue.Empty:
+                    readable, _, _ = select.select([connection], [], [], 0)
+                    if readable and not connection.recv(1):
+                        return
+                    continue
+                write(line)
+                if "say" not in line:
+                    return
+        except OSError:
+            return
+        finally:
+            self._is_gone.set()
+
+
+class Control:
+    """The endpoint's side; a context."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._busy = threading.Lock()
+        port = urlsplit(config.endpoint).port
+        self._path = folder() / f"{config.name}-{port}.sock"
+        hello = {"name": config.name, "endpoint": config.endpoint}
+        control = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                control._handle(self.connection, self.rfile, self._write, hello)
+
+            def _write(self, line: Json) -> None:
+                self.wfile.write(json.dumps(line).encode() + b"\n")
+
+        self._path.unlink(missing_ok=True)  # of one that was killed: the port was free
+        self._server = _Server(str(self._path), Handler)
+
+    def __enter__(self) -> Control:
+        threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+    def next(self) -> Ask | None:
+        """The request that is to be answered, if there is one."""
+        try:
+            return self._asked.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _handle(self, connection: socket.socket, lines: Any, write: Any, hello: Json) -> None:
+        with contextlib.suppress(OSError):
+            write(hello)
+            if not (line := lines.readline()):
+                return
+            if not self._busy.acquire(blocking=False):
+                return write({"error": "another update is under way", "exit_code": 8})  # type: ignore[no-any-return]
+            try:
+                ask = Ask(json.loads(line))
+                self._asked.put(ask)
+                ask.tell(connection, write)
+            finally:
+                self._busy.release()
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+@contextlib.contextmanager
+def _connected(path: Path) -> Iterator[Any]:
+    """Lines to and from the endpoint at a socket. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(str(path))
+        with connection.makefile("rwb") as lines:
+            yield connection, lines
+
+
+def running() -> dict[Path, Json]:
+    """The endpoints of this user on this machine, by socket: ``name`` and ``endpoint``."""
+    found = {}
+    for path in sorted(folder().glob("*.sock")):
+        with contextlib.suppress(OSError, ValueError), _connected(path) as (_, lines):
+            found[path] = json.loads(lines.readline())
+    return found
+
+
+def choose(found: dict[Path, Json], which: str | None) -> Path:
+    """The endpoint that is meant by its name or URL, or the only one. Raises ServeError."""
+    known = ", ".join(f"{each['name']} ({each['endpoint']})" for each in found.values())
+    if not found:
+        raise ServeError("no endpoint of yours runs on this machine; run this beside `serve FILE`")
+    meant = [
+        path
+        for path, each in found.items()
+        if which is None or which.rstrip("/") in (each["name"], each["endpoint"])
+    ]
+    if not meant:
+        raise ServeError(f"no endpoint {which} runs on this machine; there is {known}")
+    if len(meant) > 1:
+        raise ServeError(f"which endpoint? give one's name or URL: {known}")
+    return meant[0]
+
+
+def ask(path: Path, wanted: Json) -> Iterator[str]:
+    """Have an endpoint do something; yields how far it is, at last that it is done.
+
+    Raises ServeError with the endpoint's own words and exit code, or if it ends meanwhile.
+    """
+    try:
+        with _connected(path) as (connection, lines):
+            lines.readline()
+            lines.write(json.dumps(wanted).encode() + b"\n")
+            lines.flush()
+            connection.settimeout(None)
+            for line in lines:
+                told = json.loads(line)
+                if "error" in told:
+                    error = ServeError(told["error"])
+                    error.exit_code = told["exit_code"]
+                    raise error
+                yield told.get("say") or told["done"]
+                if "done" in told:
+                    return
+    except OSError as error:
+        raise ServeError(f"the endpoint does not answer: {error}") from error
+    raise ServeError("the endpoint ended before the update did")

@@ -1,0 +1,30 @@
+"""``ebbtide serve``: a job file, or one of its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ebbtide.__main__ import app
+from ebbtide.platform.errors import ConfigError, ServeError
+
+
+@pytest.mark.parametrize("before", [[], ["run"], ["--set", "http.port=1"]])
+def test_what_names_no_command_is_a_job_file(before: list[str], tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["serve", *before, str(tmp_path / "nothing.yaml")])
+    assert isinstance(found.exception, ConfigError)
+    assert "nothing.yaml: cannot be read" in str(found.exception)
+
+
+def test_its_help_names_both() -> None:
+    found = CliRunner().invoke(app, ["serve", "-h"])
+    assert found.exit_code == 0 and "run" in found.output and "update" in found.output
+
+
+def test_an_update_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = CliRunner().invoke(app, ["serve", "update", "--model", "out"])
+    assert isinstance(found.exception, ServeError)
+    assert "no endpoint of yours runs on this machine" in str(found.exception)

@@ -1,0 +1,124 @@
+"""A command on the same machine asks a running endpoint, and is told how it goes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ebbtide.platform.config import parse
+from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.serve import control
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.control import Ask, Control
+
+WANTED = {"update": "s3://models/new"}
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def config(name: str = "tide", port: int = 8000) -> ServeConfig:
+    return parse(f"{{name: {name}, model: {{uri: out}}, http: {{port: {port}}}}}", ServeConfig)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+@contextmanager
+def answering(answer: Callable[[Ask], None], **of: object) -> Iterator[Control]:
+    """An endpoint whose loop answers one request."""
+    with Control(config(**of)) as found:  # type: ignore[arg-type]
+
+        def loop() -> None:
+            asks: list[Ask] = []
+
+            def arrived() -> bool:
+                asks.extend(filter(None, [found.next()]))
+                return bool(asks)
+
+            until(arrived)
+            answer(asks[0])
+
+        looping = threading.Thread(target=loop)
+        looping.start()
+        yield found
+        looping.join()
+
+
+def asked() -> list[str]:
+    return list(control.ask(control.choose(control.running(), None), WANTED))
+
+
+def test_what_is_wanted_arrives_and_what_is_said_comes_back() -> None:
+    def answer(ask: Ask) -> None:
+        assert ask.wanted == WANTED and not ask.is_gone
+        ask.say("half of it")
+        ask.done("all of it")
+
+    with answering(answer):
+        assert asked() == ["half of it", "all of it"]
+    assert control.running() == {}
+
+
+def test_an_error_comes_back_with_its_words_and_exit_code() -> None:
+    with (
+        answering(lambda ask: ask.failed(ClusterError("no room"))),
+        pytest.raises(ServeError, match="^no room$") as raised,
+    ):
+        asked()
+    assert raised.value.exit_code == ClusterError.exit_code
+
+
+def test_a_command_that_goes_away_is_noticed_and_another_is_refused_meanwhile() -> None:
+    with answering(lambda ask: until(lambda: ask.is_gone)):
+        (path,) = control.running()
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(str(path))
+            lines = first.makefile("rb")
+            assert json.loads(lines.readline())["name"] == "tide"
+            first.sendall(json.dumps(WANTED).encode() + b"\n")
+
+            def refused() -> bool:  # as soon as the first has arrived
+                with pytest.raises(ServeError) as raised:
+                    list(control.ask(path, WANTED))
+                return "under way" in str(raised.value)
+
+            until(refused)
+            lines.close()
+
+
+def test_one_of_several_is_chosen_by_name_or_url(base: Path) -> None:
+    with pytest.raises(ServeError, match="no endpoint of yours"):
+        control.choose(control.running(), None)
+    (base / "ebbtide" / "dead-1.sock").touch()  # of one that was killed
+    with Control(config()), Control(config("other", 8001)):
+        found = control.running()
+        with pytest.raises(ServeError, match="which endpoint"):
+            control.choose(found, None)
+        with pytest.raises(ServeError, match=r"no endpoint third .* other \(http://127.0.0.1:8001"):
+            control.choose(found, "third")
+        by_url = control.choose(found, "http://127.0.0.1:8001/v1/")
+        assert control.choose(found, "other") == by_url
+
+
+def test_a_folder_that_others_can_enter_is_not_used(base: Path) -> None:
+    folder = control.folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(ServeError, match="yours alone"):
+        control.folder()
