@@ -15,15 +15,15 @@ from ebbtide.commands.serve_check import check
 
 log = logging.getLogger(__name__)
 
-_START = "start"
+_RUN = "run"
 
 
 class _FileFirst(TyperGroup):
-    """``serve FILE`` is short for ``serve start FILE``."""
+    """``serve FILE`` is short for ``serve run FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
-            args = [_START, *args]
+            args = [_RUN, *args]
         return super().parse_args(ctx, args)
 
 
@@ -32,13 +32,13 @@ app = typer.Typer(
     cls=_FileFirst,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Serve a model until Ctrl-C: [bold]ebbtide serve FILE[/bold] is short for serve start.",
+    help="Serve a model until Ctrl-C: [bold]ebbtide serve FILE[/bold] is short for serve run.",
 )
 app.command()(check)
 
 
-@app.command(_START)
-def start(
+@app.command(_RUN)
+def run(
     file: Path = typer.Argument(help="The job file."),
     address: str | None = typer.Option(
         None,
