@@ -2,7 +2,8 @@
 
 Ray puts a coloured prefix before every line, and holds lines back for seconds to leave out those
 that repeat. Promises: lines of our own log are shown at once and as they are, since they say
-themselves which rank speaks; all others go Ray's way; nothing is left out.
+themselves which rank speaks; all others go Ray's way; nothing is left out but the end
+of the log of a node that died, which stays in Ray's own files.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispa
 
 _RAYS_PRINTER = "ray_print_logs"
 _OUR_PRINTER = "ebbtide"
+_NODE_DIED, _LOG = "Raylet is terminated.", " Last "
 _OURS = re.compile(r"\d\d:\d\d:\d\d (?:debug|info|warning|error|critical)\b")
 
 
@@ -48,7 +50,13 @@ def plain() -> Iterator[None]:
 def split(lines: list[str]) -> tuple[list[str], list[str]]:
     """Lines of our log, and the others but for empty ones."""
     ours = [line for line in lines if _OURS.match(line)]
-    return ours, [line for line in lines if line.strip() and not _OURS.match(line)]
+    others = [line for line in lines if line.strip() and not _OURS.match(line)]
+    return ours, [_without_log(line) for line in others]
+
+
+def _without_log(message: str) -> str:
+    """Ray's message of a node that died ends with the last lines of its log: tens of counters."""
+    return message.partition(_LOG)[0] if message.startswith(_NODE_DIED) else message
 
 
 def mute_training_errors() -> None:

@@ -47,6 +47,18 @@ def test_lines_of_our_log_are_shown_plain_and_the_others_by_ray(
     assert others[1:] == [{**batch, "lines": ours}]
 
 
+def test_a_node_that_died_is_told_without_the_end_of_its_log(
+    dispatcher: Any, others: list[Any]
+) -> None:
+    died = "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL."
+    log_of_it = " Last 20 lines of the Raylet logs:\n    [state-dump] 1\n    [state-dump] 2"
+    with PINS.own("plain")():
+        dispatcher.emit({"pid": "raylet", "lines": [died + log_of_it]})
+        dispatcher.emit({"pid": "raylet", "lines": ["What is not that. Last\nof all"]})
+    assert [each["lines"] for each in others] == [[died], ["What is not that. Last\nof all"]]
+    PINS.says("ray._private.process_watcher", '"Raylet is terminated. "', 'f"Last {')
+
+
 def test_workers_that_are_not_to_be_heard_are_not(dispatcher: Any) -> None:
     before = list(dispatcher.handlers)
     with PINS.own("plain")():
