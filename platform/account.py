@@ -22,6 +22,7 @@ from ebbtide.platform.records import (
     NodeUp,
     Record,
     SaveMissed,
+    Served,
     Started,
     Transfer,
     TrialEnded,
@@ -121,7 +122,7 @@ class Account:
     not finished and given no sign of life for a minute (up to which it is accounted). ``transfers``
     cost beside the node time: bytes / 10^9 x dollars per GB.
     ``saves_missed`` counts checkpoints that came to nothing, by why: left out, failed. ``trials``
-    are those of a sweep, by their number.
+    are those of a sweep, by their number, ``served`` what each key of an endpoint had, by name.
     """
 
     rows: tuple[Row, ...]
@@ -129,6 +130,12 @@ class Account:
     saves_missed: Mapping[str, int] = field(default_factory=dict)
     transfers: frozenset[Transfer] = frozenset()
     trials: tuple[TrialEnded, ...] = ()
+    served: Mapping[str, Served] = field(default_factory=dict)
+
+    @property
+    def served_tokens(self) -> int:
+        """Of prompts and answers, of all keys."""
+        return sum(each.tokens for each in self.served.values())
 
     @property
     def startup_saved_s(self) -> float:
@@ -214,7 +221,18 @@ def account(records: Sequence[Record], now_s: float) -> Account:
     )
     missed = Counter(record.why for record in records if isinstance(record, SaveMissed))
     transfers = frozenset(record for record in records if isinstance(record, Transfer))
-    return Account(tuple(rows), _status(records, now_s), dict(missed), transfers, _trials(records))
+    status, trials = _status(records, now_s), _trials(records)
+    return Account(tuple(rows), status, dict(missed), transfers, trials, _served(records))
+
+
+def _served(records: Sequence[Record]) -> dict[str, Served]:
+    """By key, in the order of names."""
+    found: dict[str, Served] = {}
+    for record in records:
+        if isinstance(record, Served):
+            before = found.get(record.key)
+            found[record.key] = record if before is None else before + record
+    return dict(sorted(found.items()))
 
 
 def _trials(records: Sequence[Record]) -> tuple[TrialEnded, ...]:

@@ -149,6 +149,42 @@ class TrialEnded(_Record):
     saved_s: Seconds = 0.0
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+class Served(_Record):
+    """What the requests of a key that an endpoint has ended had, since the record before.
+
+    Seconds are sums over the requests: until there was a worker for them (``queue``), at a prefill
+    worker (``prefill``), from asking a decode worker to its first token (``transfer``, or the
+    prompt itself), and from then to the last one (``decode``). Their sum over all keys and records
+    is what the endpoint has served.
+    """
+
+    kind: Literal["served"] = "served"
+    time_s: Seconds
+    key: str
+    requests: Count = 0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    queue_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    transfer_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+
+    def __add__(self, other: Served) -> Served:
+        """Of one key; as of the later of both."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _OF_SERVED}
+        return Served(time_s=max(self.time_s, other.time_s), key=self.key, **sums)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+_OF_SERVED = sorted(Served.model_fields.keys() - {"kind", "time_s", "key"})
+
+
 class Finished(_Record):
     """The driver is done with the run, and with its nodes, in this way."""
 
@@ -168,6 +204,7 @@ Record = (
     | Alive
     | SaveMissed
     | TrialEnded
+    | Served
     | Finished
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])

@@ -94,7 +94,8 @@ class ServeConfig(Config):
     bits, ``speculation`` guesses tokens ahead; ``ebbtide serve check`` says what both bring.
     ``dtype`` None serves the weights in the type they were exported in (bf16 if quantized).
     ``engine`` holds further options of vLLM, for both roles alike. Streams of a model that is
-    replaced have ``drain_s`` to end.
+    replaced have ``drain_s`` to end. ``ledger`` is the URI that ``ebbtide cost`` is asked for,
+    ``traces`` where spans are sent by OTLP over HTTP.
     """
 
     name: Name
@@ -112,6 +113,8 @@ class ServeConfig(Config):
     engine: dict[str, Any] = {}
     start_timeout_s: Annotated[float, Field(gt=0)] = 600
     drain_s: Annotated[float, Field(ge=0)] = 600
+    ledger: Annotated[str, Field(min_length=1)] | None = None
+    traces: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
     @property
     def model_name(self) -> str:

@@ -14,12 +14,14 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform.clock import Clock, SystemClock
 from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.platform.ledger import Finished, LedgerWriter, Started
 from ebbtide.platform.ports import free_run
+from ebbtide.platform.storage import open_storage
 from ebbtide.serve import capacity, cluster, local_model, ports
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
@@ -66,6 +68,7 @@ def start(
             config.http.host,
         )
     resources = contextlib.ExitStack()
+    resources.enter_context(_ledger(config))
     interrupts = resources.enter_context(Interrupts())
     try:
         own = _prepare(config, address, resources, interrupts)
@@ -97,10 +100,37 @@ def start(
             resources.callback(_end_serve)
             for actor in actors:
                 resources.callback(cluster.end, actor)
+        for actor in actors:
+            resources.callback(_close_books, actor)
     except BaseException:
         resources.close()
         raise
     return Serving(workers, routers, resources, interrupts, clock, first_port)
+
+
+@contextlib.contextmanager
+def _ledger(config: ServeConfig) -> Iterator[None]:
+    """The endpoint's life in its ledger, of which the routers write the rest."""
+    if config.ledger is None:
+        yield
+        return
+    clock = SystemClock()
+    with LedgerWriter(open_storage(config.ledger), name="endpoint") as writer:
+        writer.write(Started(time_s=clock.time()))
+        if not writer.flush():
+            raise ServeError(f"{config.ledger}: the ledger cannot be written there; see above")
+        try:
+            yield
+        finally:
+            writer.write(Finished(time_s=clock.time(), status="stopped"))
+
+
+def _close_books(router: Any) -> None:
+    """Have a router write what it has not, before it ends."""
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(router.close_books.remote(), timeout=_END_TIMEOUT_S)
 
 
 def is_loopback(host: str) -> bool:

@@ -82,7 +82,8 @@ def absolute(config: ServeConfig) -> ServeConfig:
     speculation = config.speculation
     if speculation is not None and speculation.draft is not None:
         speculation = speculation.model_copy(update={"draft": _absolute(speculation.draft)})
-    return config.model_copy(update={"model": model, "speculation": speculation})
+    ledger = None if config.ledger is None else _absolute(config.ledger)
+    return config.model_copy(update={"model": model, "speculation": speculation, "ledger": ledger})
 
 
 def _absolute(uri: str) -> str:

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
@@ -62,17 +62,47 @@ class Settings:
     stall_s: float
 
 
+StageName = Literal["queue", "prefill", "transfer", "decode"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a request's way: until there was a worker for it, at a prefill worker, from asking
+    a decode worker to its first token (``prefill`` too if it computes the prompt itself), and from
+    then on to the last. Times are of the monotonic clock.
+    """
+
+    name: StageName
+    worker: str
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
 @dataclass
 class Cost:
     """The tokens of one request, and when the first and the last were sent.
 
     Those of a prompt whose client has left before its worker counted them are estimated.
+    ``stages`` are what it went through, in order; ``headers`` what its workers are told of a trace.
     """
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
+    began_s: float = field(default_factory=time.monotonic)
+    stages: list[Stage] = field(default_factory=list)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def passed(self, name: StageName, worker: Worker, began_s: float, end_s: float) -> None:
+        """A stage has ended. What was before the first one is the queue."""
+        if not self.stages:
+            self.stages.append(Stage("queue", worker.last.worker_id, self.began_s, began_s))
+        self.stages.append(Stage(name, worker.last.worker_id, began_s, max(began_s, end_s)))
 
 
 @dataclass
@@ -147,15 +177,17 @@ class Relay:
         """
         parts = prefixes.units(request)
         keys, tried, lost = prefixes.keys(parts), set[str](), list[Lost]()
-        body, bound = await self._prefilled(kind, dict(request), parts, keys, generation)
+        body, bound = await self._prefilled(kind, dict(request), parts, keys, cost, generation)
         while (
             len(lost) < _MOST_LOSSES
             and (worker := await self._decode_worker(keys, tried, bound)) is not None
         ):
             try:
-                with self.client.at(worker, keys) as leg:
-                    leg.is_bound = bound is not None
+                with self.client.at(worker, keys, cost.headers) as leg:
+                    leg.is_bound, asked_s = bound is not None, time.monotonic()
                     answer = await self.client.post(leg, PATHS[kind], body)
+                cost.last_s = time.monotonic()
+                cost.passed("decode", worker, asked_s, cost.last_s)
             except Refused:
                 await self._release(worker, body)
                 raise
@@ -182,7 +214,7 @@ class Relay:
         stream = Stream(kind, request)
         path, body = PATHS[kind], stream.first_request()
         losses = most_tokens = unknown = 0
-        body, bound = await self._prefilled(kind, body, parts, keys)
+        body, bound = await self._prefilled(kind, body, parts, keys, cost)
         try:
             while (
                 losses < _MOST_LOSSES
@@ -190,7 +222,7 @@ class Relay:
             ):
                 stream.max_model_len = worker.last.max_model_len
                 try:
-                    with self.client.at(worker, keys) as leg:
+                    with self.client.at(worker, keys, cost.headers) as leg:
                         leg.is_bound = bound is not None
                         return await self._follow(leg, path, body, stream, send, cost)
                 except Refused:
@@ -229,7 +261,8 @@ class Relay:
     ) -> None:
         """Send a worker's chunks on until it has said all. Raises Lost, Refused."""
         timed = self.metrics.gap if stream.has_begun else self.metrics.ttft
-        is_done, leg.has_moved, asked_s = False, stream.num_moves > 0, time.monotonic()
+        is_done, leg.has_moved = False, stream.num_moves > 0
+        began_s = asked_s = time.monotonic()
         where = "remote" if body.get("kv_transfer_params") else "local"
         try:
             async with contextlib.aclosing(self.client.events(leg, path, body)) as events:
@@ -244,6 +277,9 @@ class Relay:
                     if not leg.has_begun:
                         leg.has_begun = True
                         self.metrics.first_token.labels(where).observe(now_s - asked_s)
+                        name: StageName = "transfer" if where == "remote" else "prefill"
+                        cost.passed(name, leg.worker, asked_s, now_s)
+                        began_s = now_s
                     if shown is not None:
                         leg.is_sending = True
                         await send(200, _event(shown), True)
@@ -256,6 +292,9 @@ class Relay:
         except Lost:
             if not is_done:
                 raise
+        finally:
+            if leg.has_begun:
+                cost.passed("decode", leg.worker, began_s, cost.last_s)
         if not is_done:
             raise Lost("ended too early")
 
@@ -287,6 +326,7 @@ class Relay:
         body: Json,
         parts: str | list[int],
         keys: list[int],
+        cost: Cost,
         generation: int | None = None,
     ) -> tuple[Json, int | None]:
         """The body for the decode worker, after the prompt was computed elsewhere if that pays, and
@@ -311,8 +351,12 @@ class Relay:
         asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": _REMOTE_DECODE}
         prefill.num_queued_tokens += num_new
         try:
-            with self.client.at(prefill, keys) as leg, self.metrics.prefill.time():
+            with (
+                self.client.at(prefill, keys, cost.headers) as leg,
+                self.metrics.prefill.time(),
+            ):
                 answer = await self.client.post(leg, PATHS[kind], asked)
+            cost.passed("prefill", prefill, now_s, time.monotonic())
         except Lost as lost:
             log.warning("a prompt is computed by a decode worker: %s", lost)
             return body, generation

@@ -19,12 +19,14 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from ebbtide.serve import envelope, openapi
+from ebbtide.serve.books import Books, served
 from ebbtide.serve.fleet import Fleet
 from ebbtide.serve.keys import ANYONE, ApiKey, Limits, identify
 from ebbtide.serve.limits import Usage
 from ebbtide.serve.relay import Cost, Json, Relay, Send
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.stream import Kind
+from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import Lost, Refused
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class Router:
     fleet: Fleet
     metrics: RouterMetrics
     relay: Relay
+    books: Books | None = None
+    traces: Traces = field(default_factory=lambda: Traces(None, "", False))
     _usage: dict[str, Usage] = field(default_factory=dict)
     _described: Json | None = None
 
@@ -123,7 +127,7 @@ class Router:
         if path in _KINDS:
             if method != "POST":
                 raise _refusal(405, f"{path} takes POST only")
-            return await self._generate(_KINDS[path], receive, answer, key)
+            return await self._generate(scope, receive, answer, key)
         if path in _PAGES or path.startswith("/v1/models/"):
             if method not in ("GET", "HEAD"):
                 raise _refusal(405, f"{path} takes GET only")
@@ -178,13 +182,16 @@ class Router:
         return Refused(404, envelope.body(404, text, param="model", code="model_not_found"))
 
     async def _generate(
-        self, kind: Kind, receive: Any, answer: _Answer, key: ApiKey | None
+        self, scope: Json, receive: Any, answer: _Answer, key: ApiKey | None
     ) -> None:
         usage = self._usage_of(key)
         if refusal := usage.admit(time.monotonic()):
             raise Limited(refusal.limit, refusal.retry_after_s)
-        cost = Cost()
+        kind, name = _KINDS[scope["path"]], key.name if key else ANYONE
+        trace = self.traces.begin(scope["path"], scope["headers"])
+        cost = Cost(headers=trace.headers)
         self.metrics.running.inc()
+        status = 500
         try:
             request = self._accepted(await self._in_time(receive))
             if request.get("stream"):
@@ -193,11 +200,22 @@ class Router:
             else:
                 lead = self.relay.whole
             await _while_there(receive, lead(kind, request, answer, cost), answer)
+            status = answer.status
+        except Refused as refused:
+            status = answer.status or refused.status
+            raise
+        except _Gone:
+            status = 499
+            raise
         finally:
             self.metrics.running.dec()
             usage.end(cost.num_prompt_tokens + cost.num_output_tokens)
-            name = key.name if key else ANYONE
             self.metrics.count_tokens(name, cost.num_prompt_tokens, cost.num_output_tokens)
+            if cost.stages:
+                self.metrics.queue.observe(cost.stages[0].seconds)
+            trace.end(cost, name, status)
+            if self.books is not None:
+                self.books.ended(served(name, cost, time.time()))
 
     def _usage_of(self, key: ApiKey | None) -> Usage:
         name, own = (key.name, key.limits) if key else (ANYONE, None)

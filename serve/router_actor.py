@@ -19,6 +19,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ebbtide.platform.ledger import LedgerWriter
+from ebbtide.platform.storage import open_storage
+from ebbtide.serve.books import FLUSH_S, Books
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.fleet import Beat, Fleet
 from ebbtide.serve.http_server import HttpServer
@@ -27,6 +30,7 @@ from ebbtide.serve.relay import Cost, Json, Relay, Settings
 from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.split import Mode
+from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import Refused, connected
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,11 @@ class RouterProcess:
         self._config, self._keys, self._token = config, keys, token
         self._fleet = Fleet()
         self._fleet.open = frozenset(map(int, (noted(open_note(config)) or "1").split()))
+        self._prices = {role: own.usd_per_hour for role, own in config.roles.items()}
+        self._books = None if config.ledger is None else Books(self._prices)
+        self._ledger: LedgerWriter | None = None
+        passed_on = "otlp_traces_endpoint" in config.engine
+        self._traces = Traces(config.traces, config.name, passed_on)
         self._loop = asyncio.new_event_loop()
         self._error: BaseException | None = None
         self._listens = False
@@ -66,7 +75,25 @@ class RouterProcess:
 
     def beat(self, beat: Beat) -> None:
         """A worker lives."""
-        self._loop.call_soon_threadsafe(self._fleet.beat, beat, time.monotonic())
+        self._loop.call_soon_threadsafe(self._heard, beat, time.monotonic(), time.time())
+
+    def _heard(self, beat: Beat, now_s: float, epoch_s: float) -> None:
+        self._fleet.beat(beat, now_s)
+        if self._books is not None:
+            self._books.beat(beat, epoch_s)
+
+    def close_books(self) -> None:
+        """The endpoint is about to end: have the ledger and the traces whole on their storage."""
+
+        async def closed() -> None:
+            if self._books is not None:
+                self._books.close(time.time())
+            self._books = None  # also if this one is to serve for a moment when the other has ended
+
+        asyncio.run_coroutine_threadsafe(closed(), self._loop).result()
+        if self._ledger is not None:
+            self._ledger.close()
+        self._traces.close()
 
     def listens(self) -> bool:
         """Whether this one has the port; if not, it is the spare."""
@@ -133,22 +160,38 @@ class RouterProcess:
     async def _serve(self) -> None:
         config = self._config
         async with connected(self._token) as client:
-            metrics = RouterMetrics({r: own.usd_per_hour for r, own in config.roles.items()})
+            metrics = RouterMetrics(self._prices)
             settings = Settings(config.mode, config.split_min_tokens, config.stall_s)
             relay = self._relay = Relay(self._fleet, settings, metrics, client)
             door = Door(
                 (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes
             )
             watching = asyncio.create_task(relay.watch())
-            server = await self._listening(Router(door, self._fleet, metrics, relay))
+            router = Router(door, self._fleet, metrics, relay, self._books, self._traces)
+            server = await self._listening(router)
             await server.start()
+            keeping = asyncio.create_task(self._keep_books())
             self._fleet.replica_s = {"prefill": 0.0, "decode": 0.0}  # as tokens, from now on
             self._listens = True
             self._started.set()
             await asyncio.wait(
-                {watching, asyncio.create_task(server.wait())}, return_when=asyncio.FIRST_COMPLETED
+                {watching, keeping, asyncio.create_task(server.wait())},
+                return_when=asyncio.FIRST_COMPLETED,
             )
             raise RuntimeError("the router's server has ended")
+
+    async def _keep_books(self) -> None:
+        uri = self._config.ledger
+        if uri is not None:
+            self._ledger = await asyncio.to_thread(
+                lambda: LedgerWriter(open_storage(uri), name="router")
+            )
+        if self._books is not None and self._ledger is not None:
+            self._books.open(self._ledger)
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            if self._books is not None:
+                self._books.tick(time.time())
 
     async def _listening(self, router: Router) -> HttpServer:
         """The server, once it has the port."""

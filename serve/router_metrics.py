@@ -37,6 +37,7 @@ class RouterMetrics:
         self.ttft = histogram(
             "ebbtide_time_to_first_token_seconds", "From the request to the first token sent"
         )
+        self.queue = histogram("ebbtide_queue_seconds", "Until there was a worker for a request")
         self.prefill = histogram("ebbtide_remote_prefill_seconds", "At a prefill worker")
         self.first_token = histogram(
             "ebbtide_first_token_at_decode_seconds",

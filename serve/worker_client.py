@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class Leg:
     is_sending: bool = False
     is_bound: bool = False
     is_lost: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def let_go(self) -> None:
         """Whoever waits for the worker gets Lost."""
@@ -90,9 +91,11 @@ class WorkerClient:
     legs: set[Leg] = field(default_factory=set)
 
     @contextlib.contextmanager
-    def at(self, worker: Worker, keys: list[int]) -> Iterator[Leg]:
+    def at(
+        self, worker: Worker, keys: list[int], headers: Mapping[str, str] | None = None
+    ) -> Iterator[Leg]:
         """A request at a worker, which is shunned for a while if it breaks off without a word."""
-        leg = Leg(worker)
+        leg = Leg(worker, headers=headers or {})
         worker.num_requests += 1
         worker.prefixes.add(keys)
         self.legs.add(leg)
@@ -110,7 +113,7 @@ class WorkerClient:
     @contextlib.asynccontextmanager
     async def _request(self, leg: Leg, path: str, body: Json) -> AsyncIterator[Any]:
         """A worker's response with status 200. Raises Lost, Refused."""
-        headers = {"content-type": "application/json", TOKEN_HEADER: self.token}
+        headers = {**leg.headers, "content-type": "application/json", TOKEN_HEADER: self.token}
         sending = asyncio.ensure_future(
             self.session.post(leg.worker.last.url + path, data=to_json(body), headers=headers)
         )

@@ -17,9 +17,11 @@ from ebbtide.commands.cost_tables import (
     attempts,
     cells,
     epochs,
+    keys,
     nodes,
     owners,
     percent,
+    shares,
     summary,
     table,
     trials,
@@ -98,7 +100,8 @@ def cost(
     source = open_storage(str(run) if storage is None else join(storage, str(run)))
     ledger = ledger_of(source)
     now_s = time.time()
-    result, tokens = account(ledger.records, now_s), tokens_of(events_of(source)[1])
+    result = account(ledger.records, now_s)
+    tokens = tokens_of(events_of(source)[1], result)
     whole = real.of_run(source, ledger.records, result, rates, now_s) if rates.given else None
     _write(parquet, [(source.uri, result)])
     if as_json:
@@ -111,7 +114,13 @@ def cost(
         typer.echo(csv_text([(source.uri, result)]), nl=False)
         return
     console = Console(soft_wrap=True)
-    by_part = (attempts(result), *epochs(result), *trials(result), nodes(result))
+    by_part = (
+        *([] if result.served else [attempts(result)]),
+        *epochs(result),
+        *trials(result),
+        *keys(result),
+        nodes(result),
+    )
     for shown in (owners(source.uri, result), *by_part):
         console.print(shown)
     for line in (*summary(result), *lines(result, tokens)):
@@ -194,6 +203,13 @@ def document(
         "trials": [
             trial.model_dump(mode="json", include={"number", "status", "seconds", "usd"})
             for trial in result.trials
+        ],
+        "keys": [
+            {
+                **each.model_dump(mode="json", exclude={"kind", "time_s"}),
+                "cost_usd": None if share is None else float(round(share, 9)),
+            }
+            for each, share in shares(result)
         ],
         "startup_saved_s": result.startup_saved_s,
         "saves_missed": dict(result.saves_missed),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from rich import box
 from rich.table import Table
 
 from ebbtide.platform.account import Account, Total, usd_text
 from ebbtide.platform.meter import Owner
-from ebbtide.platform.records import NodeUp
+from ebbtide.platform.records import NodeUp, Served
 
 _SHOWN = 20
 
@@ -86,6 +88,31 @@ def trials(result: Account) -> list[Table]:
     return [shown]
 
 
+def shares(result: Account) -> list[tuple[Served, Decimal | None]]:
+    """What each key of an endpoint had, and its part of the cost: that of its tokens in all."""
+    usd, tokens = result.total.spent.usd, result.served_tokens
+    return [
+        (each, None if usd is None or not tokens else usd * each.tokens / tokens)
+        for each in result.served.values()
+    ]
+
+
+def keys(result: Account) -> list[Table]:
+    """Of an endpoint: what each key had; none of a run. Seconds are means of its requests."""
+    if not result.served:
+        return []
+    columns = ("requests", "prompt tokens", "output tokens", "cost")
+    stages = ("queue s", "prefill s", "transfer s", "decode s")
+    shown = table("By key", "key", *columns, *stages)
+    for each, usd in shares(result):
+        cost = "unknown" if usd is None else usd_text(usd, result.total.spent.usd)
+        seconds = (each.queue_s, each.prefill_s, each.transfer_s, each.decode_s)
+        counts = (each.requests, each.prompt_tokens, each.output_tokens)
+        means = (f"{amount / max(1, each.requests):.3f}" for amount in seconds)
+        shown.add_row(each.key, *(f"{count:,}" for count in counts), cost, *means)
+    return [shown]
+
+
 def nodes(result: Account) -> Table:
     """By instance type, market and price."""
 
@@ -108,7 +135,8 @@ def summary(result: Account) -> list[str]:
     total = result.total
     lines = []
     if result.goodput is not None:
-        lines.append(f"goodput {100 * result.goodput:.1f}% of node time (compute of kept steps)")
+        what = "with requests at work" if result.served else "compute of kept steps"
+        lines.append(f"goodput {100 * result.goodput:.1f}% of node time ({what})")
     if result.trials:
         lines.append(
             f"{len(result.trials)} trials; the pool saved {result.startup_saved_s:,.0f} s of their "

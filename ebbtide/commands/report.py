@@ -63,7 +63,7 @@ def report(
 def facts(result: Account, history: History) -> Iterator[tuple[str, str]]:
     """What the page's head says: (name, figure)."""
     total = result.total
-    found = figures(result, tokens_of(history))
+    found = figures(result, tokens_of(history, result))
     yield "cost", total.spent.text()
     if result.transfers:
         yield "egress", usd_text(result.egress_usd)

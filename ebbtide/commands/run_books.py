@@ -56,9 +56,10 @@ def lines(result: Account, tokens: int) -> Iterator[str]:
     found, total = figures(result, tokens), result.total.spent
     if found.usd_per_million_tokens is not None:
         part = " (partial)" if total.partial else ""
+        of = "prompts and answers" if result.served else "kept steps"
         yield (
             f"{usd_text(found.usd_per_million_tokens)} per 1M tokens{part}, over the {tokens:,} of "
-            "kept steps"
+            f"{of}"
         )
     if result.transfers:
         size, usd = result.egress_bytes / 1e9, usd_text(result.egress_usd)
@@ -84,9 +85,9 @@ def events_of(source: Storage) -> tuple[list[Event], History]:
     return events, History(events)
 
 
-def tokens_of(history: History) -> int:
-    """The tokens of the kept steps."""
-    return history.tokens
+def tokens_of(history: History, result: Account) -> int:
+    """The tokens of the kept steps; of an endpoint, those of prompts and answers."""
+    return history.tokens or result.served_tokens
 
 
 def runs_under(storage: Storage) -> list[str]:

@@ -61,8 +61,11 @@ def run(
     from ebbtide.serve import job
     from ebbtide.serve.config import ServeConfig
     from ebbtide.serve.keys import KEYS_VARIABLE, from_variable
+    from ebbtide.serve.traces import endpoint_of
 
     config = load(file, ServeConfig, overrides)
+    if config.traces is None:
+        config = config.model_copy(update={"traces": endpoint_of(os.environ)})
     keys = from_variable(os.environ.pop(KEYS_VARIABLE, ""), config.http.keys)  # no child needs them
     with stdout.reserved() as result, job.start(config, address, more_keys=keys) as serving:
         print(serving.endpoint, file=result, flush=True)

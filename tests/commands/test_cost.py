@@ -12,7 +12,15 @@ import pytest
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
-from ebbtide.platform.records import Attempt, Finished, NodeDown, NodeUp, SaveMissed, Span
+from ebbtide.platform.records import (
+    Attempt,
+    Finished,
+    NodeDown,
+    NodeUp,
+    SaveMissed,
+    Served,
+    Span,
+)
 from ebbtide.platform.storage import LocalStorage
 
 T = 1_700_000_000.0
@@ -143,3 +151,45 @@ def test_a_ledger_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     assert result.returncode == 10
     assert "the first is ledger/w-000000.jsonl, line 1: " in " ".join(result.stderr.split())
     assert "LedgerFault" not in result.stderr
+
+
+def test_an_endpoints_ledger_has_its_keys_and_the_price_of_a_million_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "endpoint"
+    with LedgerWriter(LocalStorage(path)) as writer:
+        for node_id in ("decode-1", "prefill-1"):
+            writer.write(
+                NodeUp(
+                    node_id=node_id,
+                    time_s=T,
+                    instance_type=node_id[:-2],
+                    market=Market.ON_DEMAND,
+                    usd_per_hour=Decimal("3.60"),
+                    usd_per_hour_on_demand=Decimal("3.60"),
+                )
+            )
+        busy = {Owner.COMPUTE: 400.0, Owner.IDLE: 600.0}
+        writer.write(Span(node_id="decode-1", attempt=0, start_s=T, end_s=T + 1000, seconds=busy))
+        for key, prompt_tokens in (("alice", 300_000), ("bob", 50_000), ("alice", 100_000)):
+            writer.write(
+                Served(
+                    time_s=T + 500,
+                    key=key,
+                    requests=10,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=25_000,
+                    decode_s=20,
+                )
+            )
+        writer.write(Finished(time_s=T + 1000, status="stopped"))
+    document = json.loads(ebbtide("cost", str(path), "--json").stdout)
+    assert (document["cost_usd"], document["tokens"]) == (2.0, 525_000)
+    assert document["usd_per_million_tokens"] == pytest.approx(2 / 0.525, rel=1e-6)
+    alice, bob = document["keys"]
+    assert (alice["key"], alice["requests"], alice["prompt_tokens"]) == ("alice", 20, 400_000)
+    assert (alice["output_tokens"], alice["decode_s"]) == (50_000, 40)
+    assert alice["cost_usd"] + bob["cost_usd"] == pytest.approx(2.0)
+    assert bob["cost_usd"] == pytest.approx(2.0 * 75 / 525)
+    shown = ebbtide("cost", str(path)).stdout
+    for words in ("By key", "alice", "400,000", "2.000", "over the 525,000 of prompts and answers"):
+        assert words in shown, words
+    assert "goodput 20.0% of node time (with requests at work)" in shown

@@ -13,12 +13,14 @@ from typing import Any
 
 import aiohttp
 
+from ebbtide.serve.books import Books
 from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import Beat, Fleet
 from ebbtide.serve.http_server import HttpServer
 from ebbtide.serve.relay import Relay, Settings
 from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import connected
 from tests.serve.stand_in import TOKEN, StandIn
 
@@ -119,6 +121,8 @@ async def small_endpoint(
     door: Door | None = None,
     settings: Settings | None = None,
     beating: bool = True,
+    books: Books | None = None,
+    traces: Traces | None = None,
 ) -> AsyncIterator[SmallEndpoint]:
     """Workers that beat, a router over them, and a client."""
     fleet, metrics = Fleet(), RouterMetrics({"decode": Decimal(36)})
@@ -126,7 +130,9 @@ async def small_endpoint(
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(TOKEN))
         relay = Relay(fleet, settings, metrics, client)
-        server = HttpServer(Router(door or Door((MODEL,)), fleet, metrics, relay), "127.0.0.1")
+        traces = traces or Traces(None, MODEL, is_passed_on=False)
+        router = Router(door or Door((MODEL,)), fleet, metrics, relay, books, traces)
+        server = HttpServer(router, "127.0.0.1")
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://127.0.0.1:{server.port}"
@@ -153,6 +159,8 @@ async def small_endpoint(
                             generation=worker.generation,
                         )
                         fleet.beat(told, time.monotonic())
+                        if books is not None:
+                            books.beat(told, time.time())
                 await asyncio.sleep(0.1)
 
         tasks = [asyncio.create_task(beat()), asyncio.create_task(relay.watch())]

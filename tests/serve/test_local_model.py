@@ -61,11 +61,13 @@ def test_the_model_must_be_quantizable(tmp_path: Path) -> None:
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = "speculation: {draft: draft}"
+    text = "speculation: {draft: draft}, ledger: books"
     found = local_model.absolute(config(Path("model"), text))
     assert found.model.uri == str(tmp_path / "model")
     assert found.speculation is not None and found.speculation.draft == str(tmp_path / "draft")
-    remote = config(Path("model"), "")
+    assert found.ledger == str(tmp_path / "books")
+    remote = config(Path("model"), "ledger: s3://bucket/books")
+    assert local_model.absolute(remote).ledger == "s3://bucket/books"
     assert local_model.absolute(remote).speculation is None
 
 
