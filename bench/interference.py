@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,8 +129,31 @@ def _config(model: Path, mode: str, *roles: str) -> ServeConfig:
 
 
 def _measured(url: str, seconds: float) -> dict[str, float]:
-    asyncio.run(storm(url, 2.0))  # warm
-    return asyncio.run(storm(url, seconds)).summary()
+    """Of a storm, after a short one; with what the router says of the stages of split prompts."""
+    asyncio.run(storm(url, 2.0))
+    before = _stages(url)
+    figures = asyncio.run(storm(url, seconds)).summary()
+    for name, (total_s, count) in _stages(url).items():
+        if count > before[name][1]:
+            mean_s = (total_s - before[name][0]) / (count - before[name][1])
+            figures[f"{name}_mean_ms"] = round(mean_s * 1e3, 1)
+    print(json.dumps(figures), file=sys.stderr, flush=True)
+    return figures
+
+
+def _stages(url: str) -> dict[str, tuple[float, float]]:
+    """The sums and counts of seconds at prefill workers, and from there to the first token."""
+    with urllib.request.urlopen(url.replace("/v1", "/metrics")) as answer:
+        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
+    values = {name: float(value) for name, _, value in lines if not name.startswith("#") and name}
+    remote = '{prefill="remote"}'
+    return {
+        stage: (values.get(f"{name}_sum{labels}", 0.0), values.get(f"{name}_count{labels}", 0.0))
+        for stage, name, labels in (
+            ("prefill", "ebbtide_remote_prefill_seconds", ""),
+            ("transfer", "ebbtide_first_token_at_decode_seconds", remote),
+        )
+    }
 
 
 def compared(
@@ -158,7 +182,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         together = colocated(Path(folder), seconds)
-        print(f"colocated: {json.dumps(together)}", file=sys.stderr, flush=True)
         apart, auto = split(Path(folder), seconds)
     result = compared(together, apart, auto)
     if not arguments.json:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm import LLM, EngineArgs, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from ebbtide.platform.errors import ServeError
 from ebbtide.serve.check import Answer, Guesses, Sequences
@@ -23,7 +24,7 @@ _SPECULATIVE = "vllm:spec_decode_num_"
 class OfflineEngine:
     """One decode worker's engine in processes of its own; a context manager that ends them.
 
-    Raises ServeError when the engine does not start.
+    Raises ServeError when the engine does not start, or dies.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -101,7 +102,10 @@ class OfflineEngine:
 
     def _generate(self, prompts: Sequences, asked: Any) -> list[Any]:
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return self._llm.generate(given, asked, use_tqdm=False)  # type: ignore[no-any-return]
+        try:
+            return self._llm.generate(given, asked, use_tqdm=False)  # type: ignore[no-any-return]
+        except EngineDeadError as error:
+            raise ServeError(f"the engine died; its log is above: {reason(error, '')}") from error
 
 
 def _greedy(num_tokens: int, logprobs: int | None = None) -> Any:
