@@ -17,7 +17,7 @@ from ebbtide.serve.engine import engine_options
 from ebbtide.serve.local_model import prepared
 from ebbtide.serve.startup import reason
 
-_SERVED_ONLY = ("kv_transfer_config", "worker_extension_cls")
+_SERVED_ONLY = "kv_transfer_config"
 _SPECULATIVE = "vllm:spec_decode_num_"
 
 
@@ -30,7 +30,7 @@ class OfflineEngine:
     def __init__(self, config: ServeConfig) -> None:
         known = {field.name for field in dataclasses.fields(EngineArgs)}
         options = engine_options(config, "decode")
-        options = {k: v for k, v in options.items() if k in known and k not in _SERVED_ONLY}
+        options = {k: v for k, v in options.items() if k in known and k != _SERVED_ONLY}
         if config.speculation is not None and config.speculation.draft is not None:
             draft = str(prepared(config.speculation.draft, None))
             options["speculative_config"] = {**options["speculative_config"], "model": draft}

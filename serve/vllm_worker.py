@@ -1,14 +1,15 @@
 """The extension of vLLM's worker process; importing it is the hook.
 
-vLLM imports ``WorkerExtension`` by name in each worker before the worker makes its NIXL agent, and
-offers no other call at that moment.
+vLLM imports ``WorkerExtension`` by name in each worker before the worker makes its NIXL agent or
+loads a model, and offers no other call at that moment.
 """
 
 from __future__ import annotations
 
-from ebbtide.serve import nixl_progress
+from ebbtide.serve import amx, nixl_progress
 
 nixl_progress.install()
+amx.ask()
 
 
 class WorkerExtension:
