@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -30,15 +31,15 @@ _STOP_LIMIT_S = 60.0
 
 @dataclass
 class Endpoint:
-    """``ebbtide serve``: the process, its endpoint and log, the model, another one's address, and
-    /dev/shm before it."""
+    """``ebbtide serve``: the process, its endpoint and log, the model, /dev/shm before it, and
+    another model's address."""
 
     process: subprocess.Popen[str]
     url: str
     log: Path
     model: Path
-    other_uri: str
     segments_before: set[str]
+    other_uri: str = ""
 
     @staticmethod
     def segments() -> set[str]:
@@ -91,6 +92,16 @@ def endpoint(
         "decode": {"kv_cache_gb": 0.02},
         "engine": {"enable_prompt_tokens_details": True},
     }
+    with served(job, exported, folder, **s3_session.environment) as found:
+        found.other_uri = f"{uri}-other"
+        yield found
+
+
+@contextlib.contextmanager
+def served(
+    job: dict[str, Any], model: Path, folder: Path, **environment: str
+) -> Iterator[Endpoint]:
+    """``ebbtide serve`` with a job, until it has answered; ended if the test has not done that."""
     (folder / "serve.yaml").write_text(json.dumps(job))
     before, log = Endpoint.segments(), folder / "log"
     with log.open("w") as errors:
@@ -99,11 +110,10 @@ def endpoint(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, **s3_session.environment, "XDG_CACHE_HOME": str(folder)},
+            env={**os.environ, **environment, "XDG_CACHE_HOME": str(folder)},
         )
     try:
-        url = _first_line(process, log)
-        yield Endpoint(process, url, log, exported, f"{uri}-other", before)
+        yield Endpoint(process, _first_line(process, log), log, model, before)
     finally:
         if process.poll() is None:
             process.terminate()

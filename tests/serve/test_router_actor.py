@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ import aiohttp
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 
+from ebbtide.platform.account import account
 from ebbtide.platform.config import parse
 from ebbtide.platform.errors import ServeError
+from ebbtide.platform.ledger import read_ledger
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ports import free_run
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
-from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.config import RoleConfig, ServeConfig
 from ebbtide.serve.fleet import Beat
 from ebbtide.serve.routers import Routers
 from tests.serve.small_endpoint import read
@@ -82,8 +85,11 @@ async def _until_answered(session: aiohttp.ClientSession, url: str) -> float:
         await asyncio.sleep(0.05)
 
 
-def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(connected: None) -> None:
-    it = config()
+def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(
+    connected: None, tmp_path: Path
+) -> None:
+    own = RoleConfig(usd_per_hour=Decimal(36))
+    it = config().model_copy(update={"ledger": str(tmp_path), "decode": own})
 
     async def kill_under_a_stream(session: aiohttp.ClientSession) -> None:
         body = {"model": "m", "prompt": "go>", "max_tokens": 4000, "stream": True}
@@ -106,6 +112,7 @@ def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(connected:
 
         beating = threading.Thread(target=beats)
         beating.start()
+        began_s = time.time()
         try:
             async with aiohttp.ClientSession() as session:
                 both = Routers(it, actors)
@@ -124,6 +131,13 @@ def test_a_killed_router_is_followed_and_cuts_no_stream_short_cleanly(connected:
             stop.set()
             beating.join()
             await worker.stop()
+        for actor in actors:
+            job._close_books(actor)
+        whole = account(read_ledger(str(tmp_path)).records, time.time())
+        # the two that were killed take the tokens with them that they had not written
+        assert whole.served["anyone"].tokens >= len("go>") + 9
+        assert 0 < time.time() - began_s - whole.total.seconds < 3, "not one node all the time"
+        assert whole.total.spent.usd == Decimal(whole.total.time_us) / 10**8
 
     with routed(it) as actors:
         asyncio.run(asyncio.wait_for(main(actors), 240))
