@@ -7,7 +7,6 @@ but a kill frees the evaluators and says what it has spent.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import TuneError
+from ebbtide.platform.ray_seam.tune_import import import_tune
 from ebbtide.platform.storage import Storage
 from ebbtide.train.ray_connection import connected
 from ebbtide.tune import journal, output
@@ -150,7 +150,7 @@ class Driver:
     def _fit(self, address: str | None, diary: Journal) -> None:
         """Connect, take the evaluators, and let Ray Tune run to its end."""
         # Importing Ray Tune takes about as long as the way to the pool, so both go on at once.
-        importing = threading.Thread(target=importlib.import_module, args=[_TUNER], daemon=True)
+        importing = threading.Thread(target=import_tune, args=[_TUNER], daemon=True)
         importing.start()
         from ebbtide.tune.pool import Pool
 

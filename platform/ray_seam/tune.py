@@ -20,6 +20,7 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from ebbtide.platform.ray_seam import environment
+from ebbtide.platform.ray_seam.tune_import import without_datasets
 from ebbtide.platform.ray_seam.tune_seats import SeatManager
 from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
 
@@ -147,7 +148,8 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
             """The sweep's own journal takes the place of Ray's snapshots; at the end Ray needs
             one."""
             if force:
-                super().checkpoint(force, wait)
+                with without_datasets():
+                    super().checkpoint(force, wait)
 
         def _states_in_use(self) -> list[str]:
             return [trial.checkpoint.path for trial in self._live_trials if trial.checkpoint]
