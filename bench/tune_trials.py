@@ -21,21 +21,20 @@ def one_step(lr: float) -> float:
     return float(loss.detach())
 
 
-def pooled(base: dict[str, Any], values: dict[str, Any], report: Any) -> dict[str, float]:
+def pooled(config: dict[str, Any], context: Any) -> dict[str, float]:
     """For ebbtide's pool."""
     at_s = time.time()
-    loss = one_step(values["optimizer.lr"])
-    return {"validation_loss": loss, "at_s": at_s, "body_s": time.time() - at_s}
+    loss = one_step(config["lr"])
+    return {"loss": loss, "at_s": at_s, "body_s": time.time() - at_s}
 
 
-def counted(base: dict[str, Any], values: dict[str, Any], report: Any) -> dict[str, float]:
+def counted(config: dict[str, Any], context: Any) -> dict[str, float]:
     """The same, with a mark at its start and at its end."""
-    marks = Path(base["storage"]).parent / "marks"
-    name = f"{values['optimizer.lr']:.17f}"
-    with (marks / f"{name}.started").open("a") as file:
+    name = f"{config['lr']:.17f}"
+    with Path(config["marks"], f"{name}.started").open("a") as file:
         file.write(".")
-    found = pooled(base, values, report)
-    (marks / f"{name}.ended").touch()
+    found = pooled(config, context)
+    Path(config["marks"], f"{name}.ended").touch()
     return found
 
 
@@ -43,7 +42,7 @@ def vanilla(config: dict[str, Any]) -> None:
     """For Ray Tune as it comes: a process for each trial."""
     from ray import tune
 
-    tune.report({"validation_loss": one_step(config["optimizer.lr"])})
+    tune.report({"loss": one_step(config["lr"])})
 
 
 def reusable() -> type:
@@ -52,10 +51,10 @@ def reusable() -> type:
 
     class Reusable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
         def setup(self, config: dict[str, Any]) -> None:
-            self._lr = config["optimizer.lr"]
+            self._lr = config["lr"]
 
         def step(self) -> dict[str, Any]:
-            return {"validation_loss": one_step(self._lr), "done": True}
+            return {"loss": one_step(self._lr), "done": True}
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
             self.setup(new_config)
