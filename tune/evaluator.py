@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from ebbtide.tune.nursery import Nursery
@@ -31,8 +31,16 @@ class LeaseLost(Exception):
     """The caller does not hold this evaluator (any more)."""
 
 
+async def _over(calls: Sequence[Awaitable[Any]]) -> None:
+    """Wait until calls are over, however they end."""
+    await asyncio.gather(*map(asyncio.ensure_future, calls), return_exceptions=True)
+
+
 class Evaluator:
     """One seat of the pool. All methods run on one event loop; trials run in child processes.
+
+    Calls of one driver may arrive in any order. One that is to find what others have done names
+    those as ``after``, and begins when they are over.
 
     ``job_is_dead`` tells whether a driver's job has ended; it may block for milliseconds.
     ``retire`` ends the evaluator after ``idle_timeout_s`` without a sweep; without it, it stays.
@@ -108,13 +116,18 @@ class Evaluator:
         return self._turns.next(self._waiting.values()) == lease
 
     async def begin(
-        self, sweep_id: str, request: TrialRequest, state: str | bytes | None = None
+        self,
+        sweep_id: str,
+        request: TrialRequest,
+        state: str | bytes | None = None,
+        after: Sequence[Awaitable[Any]] = (),
     ) -> dict[str, Any]:
         """Start a trial, or let one go on that is paused here; its next result.
 
         ``state`` is the file, or its content, that the trial is to go on from. Where that is lost,
         it is made again by the request's lineage. Raises TrialFailed, LeaseLost.
         """
+        await _over(after)
         self._check(sweep_id)
         await self._stage.begin(request, state)
         self._spawn(self._nursery.warm())  # fork the next child while this one runs
@@ -144,23 +157,32 @@ class Evaluator:
         self._check(sweep_id)
         self._stage.drop(names)
 
-    async def pause(self, sweep_id: str, trial_id: str) -> None:
+    async def pause(
+        self, sweep_id: str, trial_id: str, after: Sequence[Awaitable[Any]] = ()
+    ) -> None:
         """Keep the trial's process, at its last report, until it begins again or is forgotten."""
+        await _over(after)
         self._check(sweep_id)
         trial = self._stage.running(trial_id)
         if trial is not None:
             self._stage.pause(trial)
 
-    async def forget(self, sweep_id: str, trial_id: str) -> None:
+    async def forget(
+        self, sweep_id: str, trial_id: str, after: Sequence[Awaitable[Any]] = ()
+    ) -> None:
         """End a paused trial."""
+        await _over(after)
         self._check(sweep_id)
         self._stage.forget(trial_id)
 
-    async def stop(self, sweep_id: str, trial_id: str) -> bool:
+    async def stop(
+        self, sweep_id: str, trial_id: str, after: Sequence[Awaitable[Any]] = ()
+    ) -> bool:
         """End a trial that runs, finished or not; nothing of it is left.
 
         True: the evaluator is another sweep's now, and this one has to :meth:`acquire` it again.
         """
+        await _over(after)
         trial = self._stage.running(trial_id)
         if trial is not None:
             self._check(sweep_id)

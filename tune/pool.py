@@ -118,7 +118,8 @@ class Seat:
 
     An evaluator that exists is joined, then CPUs are reserved on its node. For one that does not,
     CPUs are reserved anywhere, and it is started and joined there. ``joining`` is the pending call
-    for the lease. ``warm_s`` is what its evaluator took to become warm.
+    for the lease. ``warm_s`` is what its evaluator took to become warm. ``unordered`` are calls to
+    it that later ones have to come after.
     """
 
     index: int
@@ -133,6 +134,7 @@ class Seat:
     retry_at_s: float = 0.0
     busy: bool = False
     busy_since_s: float = 0.0
+    unordered: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:

@@ -117,7 +117,9 @@ class _TrialHandle:
             request = replace(request, lineage=self._source.lineage)
             if not self._is_home:
                 state = self._source.on(self._acquired.seat, self._sweep.sweep_id)
-        return actor.begin.remote(self._sweep.sweep_id, request, state)
+        seat, calls = self._acquired.seat, self._acquired.seat.unordered
+        seat.unordered = ()
+        return actor.begin.remote(self._sweep.sweep_id, request, state, calls)
 
     def _save(self) -> Any:
         """Save for other trials; or for a pause, of which Ray need not know."""
@@ -158,12 +160,14 @@ class _TrialHandle:
     def _stop(self) -> Any:
         if not self._has_begun:
             return ray.put(None)
-        actor = self._acquired.seat.actor
+        seat = self._acquired.seat
         if self.pauses:
-            self._sweep.paused[self._trial_id] = self._acquired.seat
-        end = actor.pause if self.pauses else actor.stop
-        self._acquired.stopped = end.remote(self._sweep.sweep_id, self._trial_id)
-        return self._acquired.stopped
+            self._sweep.paused[self._trial_id] = seat
+        end = seat.actor.pause if self.pauses else seat.actor.stop
+        ended = end.remote(self._sweep.sweep_id, self._trial_id, seat.unordered)
+        seat.unordered = (ended,) if self.pauses else ()
+        self._acquired.stopped = ended
+        return ended
 
 
 class _TrialClass:

@@ -64,6 +64,7 @@ class SavedStates:
         found = SavedState(number, trial_id, step, lineage, seat.node_id, seat.actor, None)
         if running:
             found.path = seat.actor.save.remote(sweep_id, trial_id, found.name)
+            seat.unordered = (*seat.unordered, found.path)
         self.by_name[found.name] = found
         return found
 

@@ -88,4 +88,4 @@ class PooledSweep:
         """End the process of a trial if it is paused."""
         home = self.paused.pop(trial_id, None)
         if home is not None and home.actor is not None:
-            home.actor.forget.remote(self.sweep_id, trial_id)
+            home.actor.forget.remote(self.sweep_id, trial_id, home.unordered)

@@ -257,6 +257,29 @@ def test_a_paused_trial_goes_on_where_it_was(bench: Bench) -> None:
     wait_for(lambda: not alive(first["pid"]))
 
 
+def test_calls_that_arrive_too_early_wait_for_those_before_them(bench: Bench) -> None:
+    request, other = (bench.request("fine", {"optimizer.lr": 0.01}) for _ in range(2))
+
+    async def story() -> list[dict[str, Any]]:
+        evaluator, loop = bench.evaluator, asyncio.get_running_loop()
+        first = await evaluator.begin("sweep", request)
+        saved, paused = loop.create_future(), loop.create_future()
+        early = asyncio.create_task(evaluator.begin("sweep", other, None, [paused]))
+        pausing = asyncio.create_task(evaluator.pause("sweep", request.trial_id, [saved]))
+        await asyncio.sleep(0)
+        assert not early.done() and evaluator._stage.running(request.trial_id)
+        saved.set_exception(LeaseLost("a call before that failed was there all the same"))
+        await pausing
+        paused.set_result(None)
+        between = await early
+        await evaluator.stop("sweep", other.trial_id)
+        return [first, between, await evaluator.begin("sweep", request)]
+
+    first, between, second = bench.do(story())
+    assert [result["step"] for result in (first, between, second)] == [1, 1, 2]
+    assert first["pid"] == second["pid"] != between["pid"]
+
+
 def test_what_a_sweep_has_heard_is_skipped_and_all_is_remembered(bench: Bench) -> None:
     whole = replace(bench.request("fine", {"optimizer.lr": 0.01}), sweep="key", number=7)
     rest = replace(whole, trial_id="rest", skip=2)

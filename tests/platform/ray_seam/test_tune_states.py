@@ -29,6 +29,7 @@ class Actor:
 class Seat:
     node_id: str
     actor: Actor = field(default_factory=Actor)
+    unordered: tuple[Any, ...] = ()
 
 
 def save(states: SavedStates, seat: Seat, trial_id: str, speed: int, count: int) -> SavedState:
