@@ -41,7 +41,7 @@ class MarketPrices(Config):
 
     on_demand: UsdPerHour | None = None
     spot: UsdPerHour | None = None
-    spot_by_zone: dict[str, UsdPerHour] = {}
+    spot_by_zone: dict[str, UsdPerHour | None] | None = None
     on_prem: UsdPerHour | None = None
 
 
@@ -98,8 +98,8 @@ class Catalogue(Config):
         if entry is None or entry.usd_per_hour is None:
             return None
         prices = entry.usd_per_hour
-        if Market(market) is Market.SPOT and zone in prices.spot_by_zone:
-            return prices.spot_by_zone[zone]
+        if Market(market) is Market.SPOT and (own := (prices.spot_by_zone or {}).get(zone or "")):
+            return own
         price: Decimal | None = getattr(prices, Market(market).value)
         if price is not None and Market(market) is Market.ON_PREM:
             return price * self.on_prem_overheads.factor

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ebbtide.platform.errors import NotFound
 from ebbtide.platform.storage import open_storage
-from ebbtide.train.events import Event, Step, parse_lines
+from ebbtide.train.events import Checkpoint, Event, parse_lines
 from ebbtide.train.manifest import EVENTS, CheckpointInfo
 
 KEPT_S = 60.0
@@ -38,20 +38,23 @@ class LastEvents:
 
 
 def unwritten(start: CheckpointInfo | None, events: Sequence[Event]) -> list[Event]:
-    """The events up to the checkpoint ``start`` that the run's log, ``events``, ends too early for.
+    """What the run's log, ``events``, lacks of the events up to the checkpoint ``start``.
 
-    Empty if the log has the checkpoint's last step, or if the checkpoint brings no events.
+    A driver stores what it is told in order: one that has stored that the checkpoint was committed
+    lacks nothing before it, and any other lacks what was told after the last event that it has.
     """
-    last = next((event for event in reversed(events) if isinstance(event, Step)), None)
-    if start is None or (last is not None and last.step >= start.step):
+    if start is None or any(_commits(event, start) for event in reversed(events)):
         return []
     storage = open_storage(start.uri)
     try:
         told = parse_lines(storage.get(EVENTS), f"{start.uri}/{EVENTS}")
-    except NotFound:
+    except NotFound:  # of an earlier version
         return []
-    if last is None:
-        return told
-    at = next((index for index, event in enumerate(told) if event == last), -1)
-    known = [event for event in events if event.time_s >= last.time_s]
-    return [event for event in told[at + 1 :] if event.time_s >= last.time_s and event not in known]
+    oldest_s = min((event.time_s for event in told), default=0.0)
+    known = [event for event in events if event.time_s >= oldest_s]
+    last = max((index for index, event in enumerate(told) if event in known), default=-1)
+    return told[last + 1 :]
+
+
+def _commits(event: Event, start: CheckpointInfo) -> bool:
+    return isinstance(event, Checkpoint) and event.uri.rstrip("/").endswith(f"/{start.name}")

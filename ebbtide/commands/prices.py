@@ -80,8 +80,8 @@ def _row(name: str, known: Catalogue, aws: AwsPrices | None) -> dict[str, Any]:
 
 
 def _by_zone(entry: InstanceType | None) -> dict[str, float | None]:
-    zones = entry.usd_per_hour.spot_by_zone if entry and entry.usd_per_hour else {}
-    return {zone: _plain(usd) for zone, usd in sorted(zones.items())}
+    zones = entry.usd_per_hour.spot_by_zone if entry and entry.usd_per_hour else None
+    return {zone: _plain(usd) for zone, usd in sorted((zones or {}).items()) if usd is not None}
 
 
 def _plain(usd: Decimal | None) -> float | None:

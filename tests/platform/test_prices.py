@@ -42,14 +42,16 @@ def test_blank_absent_and_unnamed_are_unknown(tmp_path: Path) -> None:
 
 
 def test_spot_in_a_zone_may_have_a_price_of_its_own(tmp_path: Path) -> None:
-    text = ENTRY.replace("spot: ", "spot: 0.3, spot_by_zone: {z-a: 0.25, z-b: 0.4}")
+    text = ENTRY.replace("spot: ", "spot: 0.3, spot_by_zone: {z-a: 0.25, z-b: 0.4, z-d: }")
     prices = load_catalogue(catalogue(tmp_path, text))
-    asked = [prices.price("box", Market.SPOT, zone) for zone in ("z-a", "z-b", "z-c", None)]
+    asked = [prices.price("box", Market.SPOT, zone) for zone in ("z-a", "z-b", "z-d", None)]
     assert asked == [Decimal("0.25"), Decimal("0.4"), Decimal("0.3"), Decimal("0.3")]
     assert prices.price("box", Market.ON_DEMAND, "z-a") == Decimal("0.8064")
     only = load_catalogue(catalogue(tmp_path, text.replace("spot: 0.3, ", "")))
     assert only.price("box", Market.SPOT, "z-b") == Decimal("0.4")
     assert only.price("box", Market.SPOT, "z-c") is None
+    blank = load_catalogue(catalogue(tmp_path, ENTRY.replace("spot: ", "spot_by_zone: ")))
+    assert blank.price("box", Market.SPOT, "z-a") is None
 
 
 @pytest.mark.parametrize(
