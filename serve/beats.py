@@ -8,11 +8,12 @@ the engine from answering while there is work, and is not to be woken while ther
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import prometheus_client
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 NAMESPACE = "ebbtide-serve"
 """Of the routers' actors."""
 _PROBE_S = 1.0
+_LAST_WORD_S = 1.0
 _COUNTS = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -36,7 +38,7 @@ _COUNTS = (
 
 
 class Pulse:
-    """The beats of one engine. All calls from one event loop."""
+    """The beats of one engine, until it leaves. All calls from one event loop."""
 
     def __init__(
         self, client: Any, routers: Sequence[str], role: Role, url: str, generation: int = 1
@@ -47,20 +49,23 @@ class Pulse:
         self._url, self._id = url, f"{role}-{secrets.token_hex(4)}"
         self._answered_s, self._is_leaving = time.monotonic(), False
         self._tasks: list[asyncio.Task[None]] = []
+        self._routers: list[Any] = []
 
     def start(self) -> None:
-        """Beat until :meth:`stop`."""
+        """Beat until :meth:`leave` returns."""
         self._tasks = [asyncio.create_task(each) for each in (self._probe(), self._beat())]
 
-    def leave(self) -> None:
-        """Get no new requests from now on."""
+    async def leave(self, idle: Awaitable[None], drain_s: float) -> None:
+        """Get no new requests from now on, end what is begun until ``idle``, for so long at most,
+        and say nothing more."""
         self._is_leaving = True
-
-    async def stop(self) -> None:
-        """Say it once more, and no more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(idle, drain_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if told := self._tell():
+            await asyncio.wait(told, timeout=_LAST_WORD_S)
 
     def check(self) -> None:
         """Raise ServeError if the engine has been silent for so long that it has to be replaced,
@@ -86,22 +91,24 @@ class Pulse:
         import ray
 
         names = self._router_names
-        routers = [await asyncio.to_thread(ray.get_actor, name, NAMESPACE) for name in names]
-        length = int(self._client.model_config.max_model_len)
+        self._routers = [await asyncio.to_thread(ray.get_actor, name, NAMESPACE) for name in names]
         while True:
-            beat = Beat(
-                self._id,
-                self._role,
-                self._url,
-                length,
-                self._silent_s(),
-                self._is_leaving,
-                engine_load(),
-                self._generation,
-            )
-            for router in routers:
-                router.beat.remote(beat)
+            self._tell()
             await asyncio.sleep(BEAT_S)
+
+    def _tell(self) -> list[Any]:
+        """Say to the routers how it is; returns what their answers will be."""
+        beat = Beat(
+            self._id,
+            self._role,
+            self._url,
+            int(self._client.model_config.max_model_len),
+            self._silent_s(),
+            self._is_leaving,
+            engine_load(),
+            self._generation,
+        )
+        return [router.beat.remote(beat) for router in self._routers]
 
 
 def engine_load(

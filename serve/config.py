@@ -69,6 +69,36 @@ class HttpConfig(Config):
         return self
 
 
+class Replicas(Config):
+    """Between how many replicas a role has, by what is asked."""
+
+    min: Annotated[int, Field(ge=0)] = 1
+    max: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is above max ({self.max})")
+        return self
+
+
+class ScalingConfig(Config):
+    """What the number of replicas is to keep, and how long it is kept itself.
+
+    ``ttft_s`` bounds the time that queued prompts take to be computed, ``gap_s`` the mean gap
+    between tokens. Replicas are taken away after ``down_after_s`` in which they were not needed,
+    and all of them after ``idle_s`` without a request. A request waits up to ``wait_s`` for a first
+    worker, ``max_waiting`` of them at most.
+    """
+
+    ttft_s: Annotated[float, Field(gt=0)] = 1.0
+    gap_s: Annotated[float, Field(gt=0)] = 0.05
+    down_after_s: Annotated[float, Field(gt=0)] = 120
+    idle_s: Annotated[float, Field(gt=0)] = 600
+    wait_s: Annotated[float, Field(gt=0)] = 300
+    max_waiting: Positive = 1000
+
+
 class RoleConfig(Config):
     """The replicas of one role, prefill or decode, and what each of them has.
 
@@ -77,12 +107,22 @@ class RoleConfig(Config):
     ``usd_per_hour`` is what one replica costs; None is unknown.
     """
 
-    replicas: Positive = 1
+    replicas: Positive | Replicas = 1
     cpus: Annotated[float, Field(gt=0)] = 1
     gpus: Annotated[int, Field(ge=0)] = 0
     threads: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
     usd_per_hour: UsdPerHour | None = None
+
+    @property
+    def least(self) -> int:
+        """The fewest replicas."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas.min
+
+    @property
+    def most(self) -> int:
+        """The most replicas."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas.max
 
 
 class ServeConfig(Config):
@@ -110,6 +150,7 @@ class ServeConfig(Config):
     decode: RoleConfig = RoleConfig()
     speculation: Speculation | None = None
     quantization: Scheme | None = None
+    scaling: ScalingConfig = ScalingConfig()
     engine: dict[str, Any] = {}
     start_timeout_s: Annotated[float, Field(gt=0)] = 600
     drain_s: Annotated[float, Field(ge=0)] = 600
@@ -139,8 +180,18 @@ class ServeConfig(Config):
 
     @property
     def counts(self) -> dict[Role, int]:
-        """How many workers of each role there are to be."""
-        return {role: own.replicas for role, own in self.roles.items()}
+        """How many workers of each role there are to be at first."""
+        return {role: max(1, own.least) for role, own in self.roles.items()}
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of workers follows what is asked."""
+        return any(own.least < own.most for own in self.roles.values())
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether there are no workers at all while nobody asks."""
+        return all(own.least == 0 for own in self.roles.values())
 
     @field_validator("engine")
     @classmethod
@@ -150,6 +201,12 @@ class ServeConfig(Config):
             hint = f"set {instead} instead" if instead else "ebbtide sets it"
             raise ValueError(f"engine.{key} is reserved: {hint}")
         return engine
+
+    @model_validator(mode="after")
+    def _none_together(self) -> ServeConfig:
+        if not self.may_be_none and any(own.least == 0 for own in self.roles.values()):
+            raise ValueError("replicas.min of 0 goes for prefill and decode together")
+        return self
 
     @model_validator(mode="after")
     def _accelerated(self) -> ServeConfig:

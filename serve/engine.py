@@ -133,7 +133,7 @@ def num_ports(config: ServeConfig) -> int:
 
 
 def _num_ports(own: RoleConfig) -> int:
-    return 2 * own.replicas * max(1, own.gpus)
+    return 2 * own.most * max(1, own.gpus)
 
 
 def side_channel_ports(config: ServeConfig, first: int) -> dict[Role, int]:

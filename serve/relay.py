@@ -19,8 +19,10 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from ebbtide.serve import envelope, prefixes
+from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import Fleet, Worker, is_stalled
 from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.scaling import Known
 from ebbtide.serve.split import Load, Mode, prefill_where
 from ebbtide.serve.stream import PATHS, Kind, Stream
 from ebbtide.serve.worker_client import Leg, Lost, Refused, WorkerClient, fault
@@ -51,15 +53,27 @@ _MOST_LOSSES = 3
 _WATCH_S = 0.25
 _PATIENCE_S = 5.0
 """How long a new request waits for a worker to be known, as after a restart of the router."""
+_RETRY_AFTER_S = 5
+_NEW = 0.2
+"""Weight of the latest prompt in the rate at which prompts are computed."""
 
 
 @dataclass
 class Settings:
-    """How requests are led. ``stall_s``: silence of a worker that owes tokens until it is left."""
+    """How requests are led. ``stall_s``: silence of a worker that owes tokens until it is left.
+
+    While there is no worker, ``max_waiting`` requests wait for up to ``wait_s``; where the number
+    of workers ``scales``, also those that lost the last one before a word was said.
+    ``may_be_none``: that there is none means only that nobody has asked for a while.
+    """
 
     mode: Mode
     split_min_tokens: int
     stall_s: float
+    scales: bool = False
+    may_be_none: bool = False
+    wait_s: float = _PATIENCE_S
+    max_waiting: int = 1000
 
 
 StageName = Literal["queue", "prefill", "transfer", "decode"]
@@ -113,7 +127,10 @@ class Relay:
     settings: Settings
     metrics: RouterMetrics
     client: WorkerClient
+    num_waiting: int = 0
+    prefill_tokens_per_s: float = 0.0
     _ratio: prefixes.Ratio = field(default_factory=prefixes.Ratio)
+    _gaps: tuple[float, int] = (0.0, 0)
 
     async def watch(self) -> None:
         """Let go of workers that hang; for the life of the router."""
@@ -145,28 +162,81 @@ class Relay:
         spare = self.fleet.for_decode([], now_s, {worker.last.url}, own)
         return spare is not None and spare.is_ready(now_s) and not worker.last.is_leaving
 
+    def known(self, now_s: float) -> Known:
+        """What the number of workers is decided by; the gap is that since this was asked before."""
+        total_s, number = self.metrics.gaps()
+        before_s, num_before = self._gaps
+        self._gaps = (total_s, number)
+        workers: dict[Role, list[Worker]] = {
+            role: self.fleet.ready(role, now_s) for role in ("prefill", "decode")
+        }
+        loads = [each.last.load for each in workers["decode"]]
+        is_idle = not self.client.legs and not self.num_waiting
+        return Known(
+            ready={role: len(found) for role, found in workers.items()},
+            num_queued_tokens=sum(each.num_queued_tokens for each in workers["prefill"]),
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            num_sequences=sum(each.num_running + each.num_waiting for each in loads),
+            num_engine_waiting=sum(each.num_waiting for each in loads),
+            kv_usage=sum(each.kv_usage for each in loads) / len(loads) if loads else 0.0,
+            gap_s=(total_s - before_s) / (number - num_before) if number > num_before else 0.0,
+            num_waiting=self.num_waiting,
+            idle_s=now_s - self.client.last_s if is_idle else 0.0,
+        )
+
     def num_at_work(self, generation: int) -> int:
         """Requests that workers of a generation have begun."""
         return sum(leg.worker.last.generation == generation for leg in self.client.legs)
 
     async def _decode_worker(
-        self, keys: list[int], tried: set[str], bound: int | None
+        self, keys: list[int], tried: set[str], bound: int | None, *, has_begun: bool
     ) -> Worker | None:
         """The next worker to be asked, of the generation that the request is bound to if it is;
         its address is in ``tried`` from now on."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while (worker := self.fleet.for_decode(keys, time.monotonic(), tried, bound)) is None:
-            if tried or time.monotonic() > deadline_s:
-                return None
-            await asyncio.sleep(_WATCH_S)
-        tried.add(worker.last.url)
+        worker = self.fleet.for_decode(keys, time.monotonic(), tried, bound)
+        if worker is None and not has_begun and (self.settings.scales or not tried):
+            worker = await self._first_worker(keys, tried, bound)
+        if worker is not None:
+            tried.add(worker.last.url)
         return worker
+
+    async def _first_worker(
+        self, keys: list[int], tried: set[str], bound: int | None
+    ) -> Worker | None:
+        """The first worker that comes; None after too long a time, or if too many wait already."""
+        if self.num_waiting >= self.settings.max_waiting:
+            return None
+        deadline_s = time.monotonic() + self.settings.wait_s
+        self.num_waiting += 1
+        self.metrics.waiting.inc()
+        try:
+            while (worker := self.fleet.for_decode(keys, time.monotonic(), tried, bound)) is None:
+                if time.monotonic() > deadline_s:
+                    return None
+                await asyncio.sleep(_WATCH_S)
+            return worker
+        finally:
+            self.num_waiting -= 1
+            self.metrics.waiting.dec()
+
+    async def _await_worker(self, keys: list[int], generation: int | None = None) -> None:
+        """Have a request wait while there is no worker at all. Raises Refused."""
+        worker = self.fleet.for_decode(keys, time.monotonic(), (), generation)
+        if worker is None and await self._first_worker(keys, set(), generation) is None:
+            raise self._no_worker()
 
     def _no_worker(self) -> Refused:
         now_s = time.monotonic()
         for worker in self.fleet.workers():
             log.warning("no worker can answer: %s", worker.describe(now_s))
-        return Refused(503, envelope.body(503, "no worker can answer; try again in a moment"))
+        body = envelope.body(503, "no worker can answer; try again in a moment")
+        return Refused(503, body, retry_after_s=_RETRY_AFTER_S)
+
+    def _learn_rate(self, num_tokens: int, took_s: float) -> None:
+        """A prefill worker has computed a prompt and what was queued before it."""
+        rate = num_tokens / max(took_s, 1e-3)
+        before = self.prefill_tokens_per_s or rate
+        self.prefill_tokens_per_s = before + _NEW * (rate - before)
 
     async def whole(
         self, kind: Kind, request: Json, send: Send, cost: Cost, generation: int | None = None
@@ -177,10 +247,12 @@ class Relay:
         """
         parts = prefixes.units(request)
         keys, tried, lost = prefixes.keys(parts), set[str](), list[Lost]()
+        await self._await_worker(keys, generation)
         body, bound = await self._prefilled(kind, dict(request), parts, keys, cost, generation)
         while (
             len(lost) < _MOST_LOSSES
-            and (worker := await self._decode_worker(keys, tried, bound)) is not None
+            and (worker := await self._decode_worker(keys, tried, bound, has_begun=False))
+            is not None
         ):
             try:
                 with self.client.at(worker, keys, cost.headers) as leg:
@@ -214,11 +286,17 @@ class Relay:
         stream = Stream(kind, request)
         path, body = PATHS[kind], stream.first_request()
         losses = most_tokens = unknown = 0
+        await self._await_worker(keys)
         body, bound = await self._prefilled(kind, body, parts, keys, cost)
         try:
             while (
                 losses < _MOST_LOSSES
-                and (worker := await self._decode_worker(keys, tried, bound)) is not None
+                and (
+                    worker := await self._decode_worker(
+                        keys, tried, bound, has_begun=stream.has_begun
+                    )
+                )
+                is not None
             ):
                 stream.max_model_len = worker.last.max_model_len
                 try:
@@ -350,6 +428,7 @@ class Relay:
         asked = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
         asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": _REMOTE_DECODE}
         prefill.num_queued_tokens += num_new
+        num_queued, asked_s = prefill.num_queued_tokens, time.monotonic()
         try:
             with (
                 self.client.at(prefill, keys, cost.headers) as leg,
@@ -357,6 +436,7 @@ class Relay:
             ):
                 answer = await self.client.post(leg, PATHS[kind], asked)
             cost.passed("prefill", prefill, now_s, time.monotonic())
+            self._learn_rate(num_queued, time.monotonic() - asked_s)
         except Lost as lost:
             log.warning("a prompt is computed by a decode worker: %s", lost)
             return body, generation

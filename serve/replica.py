@@ -8,7 +8,6 @@ this module.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -109,10 +108,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
 
     async def __del__(self) -> None:
         if self._pulse is not None:
-            self._pulse.leave()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._door.idle(), _DRAIN_S)
-            await self._pulse.stop()
+            await self._pulse.leave(self._door.idle(), _DRAIN_S)
         client = engine_client(self)
         if client is not None:
             await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)

@@ -140,7 +140,7 @@ class Router:
         if path == "/health":
             return await answer(200, b"{}", False)
         if path == "/ready":
-            can = self.fleet.is_ready(now_s)
+            can = self.relay.settings.may_be_none or self.fleet.is_ready(now_s)
             return await answer(200 if can else 503, to_json({"ready": can, **ready}), False)
         if path == "/metrics":
             answer.kind = b"text/plain; version=0.0.4; charset=utf-8"
@@ -257,7 +257,7 @@ class Router:
         if answer.status:  # too late for a status
             return await answer(answer.status, b"data: " + to_json(refused.body) + b"\n\n", False)
         answer.kind, headers = b"application/json", []
-        if isinstance(refused, Limited):
+        if refused.retry_after_s is not None:
             headers.append((b"retry-after", str(refused.retry_after_s).encode()))
         if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
@@ -269,8 +269,7 @@ class Limited(Refused):
 
     def __init__(self, limit: str, retry_after_s: int) -> None:
         text = f"the limit of {limit} is reached; try again in {retry_after_s} s"
-        super().__init__(429, envelope.body(429, text, code="rate_limit_exceeded"))
-        self.retry_after_s = retry_after_s
+        super().__init__(429, envelope.body(429, text, code="rate_limit_exceeded"), retry_after_s)
 
 
 def _refusal(status: int, message: str, **fields: str) -> Refused:

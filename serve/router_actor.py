@@ -16,8 +16,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.storage import open_storage
@@ -29,11 +30,14 @@ from ebbtide.serve.keys import ApiKey
 from ebbtide.serve.relay import Cost, Json, Relay, Settings
 from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.scaling import Known
 from ebbtide.serve.split import Mode
 from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import Refused, connected
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _START_S = 30.0
 _TRY_S = 0.05
@@ -48,6 +52,19 @@ def router_names(config: ServeConfig) -> tuple[str, str]:
 def open_note(config: ServeConfig) -> str:
     """Where the open generations are noted, for a router that is started again."""
     return f"open-{config.name}"
+
+
+def _settings(config: ServeConfig) -> Settings:
+    found = Settings(config.mode, config.split_min_tokens, config.stall_s)
+    if config.scales:
+        found = replace(
+            found,
+            scales=True,
+            may_be_none=config.may_be_none,
+            wait_s=config.scaling.wait_s,
+            max_waiting=config.scaling.max_waiting,
+        )
+    return found
 
 
 class RouterProcess:
@@ -110,11 +127,17 @@ class RouterProcess:
 
     def num_at_work(self, generation: int) -> int:
         """How many requests workers of a generation have begun."""
+        return self._in_loop(lambda: self._relay.num_at_work(generation))
 
-        async def counted() -> int:
-            return self._relay.num_at_work(generation)
+    def known(self) -> Known:
+        """What the number of workers is decided by, since this was asked before."""
+        return self._in_loop(lambda: self._relay.known(time.monotonic()))
 
-        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result()
+    def _in_loop(self, function: Callable[[], T]) -> T:
+        async def called() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 
     def prefills(self) -> dict[str, int]:
         """How many prompts were computed where."""
@@ -161,7 +184,7 @@ class RouterProcess:
         config = self._config
         async with connected(self._token) as client:
             metrics = RouterMetrics(self._prices)
-            settings = Settings(config.mode, config.split_min_tokens, config.stall_s)
+            settings = _settings(config)
             relay = self._relay = Relay(self._fleet, settings, metrics, client)
             door = Door(
                 (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes

@@ -77,6 +77,7 @@ class RouterMetrics:
             ["of"],
         )
         self.running = gauge("ebbtide_running_requests", "Requests at work")
+        self.waiting = gauge("ebbtide_waiting_requests", "Requests that wait for a first worker")
 
     def count_prefill(self, where: str) -> None:
         """A prompt is computed by the decode worker (local) or by a prefill worker (remote)."""
@@ -88,6 +89,12 @@ class RouterMetrics:
         self.tokens.labels(key, "prompt").inc(num_prompt)
         self.tokens.labels(key, "output").inc(num_output)
         self._num_tokens += num_prompt + num_output
+
+    def gaps(self) -> tuple[float, int]:
+        """The sum of all gaps so far, in seconds, and how many there were."""
+        (found,) = self.gap.collect()
+        of = {sample.name: sample.value for sample in found.samples}
+        return of[f"{found.name}_sum"], int(of[f"{found.name}_count"])
 
     def _tell_cost(self, replica_s: Mapping[Role, float]) -> None:
         for role, seconds in replica_s.items():

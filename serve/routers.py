@@ -14,6 +14,7 @@ from ebbtide.platform.errors import ServeError
 from ebbtide.serve import cluster
 from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.router_actor import open_note
+from ebbtide.serve.scaling import Known
 
 _ANSWER_S = 10.0
 _BACK_S = 60.0
@@ -47,7 +48,8 @@ class Routers:
 
     def num_at_work(self, generation: int) -> int:
         """How many requests workers of a generation have begun; those of a dead router broke."""
-        return sum(each for _, each in self._answers("num_at_work", generation))
+        answers = _answers(self._actors, "num_at_work", generation, silent=1)  # it may be busy
+        return sum(each for _, each in answers)
 
     def warm_up(self, generation: int) -> None:
         """Requests through all roles of a generation: they make their connections, and show that
@@ -56,20 +58,35 @@ class Routers:
         actor = next((actor for actor, _ in self._answers("listens")), self._actors[0])
         cluster.answer_of(actor.warm_up.remote(generation), what, _WARM_UP_TIMEOUT_S)
 
+    def known(self) -> Known | None:
+        """What the router that has the port knows; None where none answers just now."""
+        listening = [actor for actor, listens in self._answers("listens") if listens]
+        found = list(_answers(listening, "known"))
+        return found[0][1] if found else None
+
     def prefills(self) -> dict[str, int]:
         """How many prompts were computed where."""
         found = [each for _, each in self._answers("prefills")]
         return {where: sum(each[where] for each in found) for where in ("local", "remote")}
 
     def _answers(self, method: str, *arguments: Any) -> Iterable[tuple[Any, Any]]:
-        """Actor and answer of each that answers."""
-        import ray
+        return _answers(self._actors, method, *arguments)
 
-        asked = [(actor, getattr(actor, method).remote(*arguments)) for actor in self._actors]
-        for actor, answer in asked:
-            try:
-                yield actor, ray.get(answer, timeout=_ANSWER_S)
-            except ray.exceptions.RayTaskError:
-                raise
-            except ray.exceptions.RayError:
-                continue
+
+def _answers(
+    actors: list[Any], method: str, *arguments: Any, silent: Any = None
+) -> Iterable[tuple[Any, Any]]:
+    """Actor and answer of each that answers, or ``silent`` of one that takes too long to."""
+    import ray
+
+    asked = [(actor, getattr(actor, method).remote(*arguments)) for actor in actors]
+    for actor, answer in asked:
+        try:
+            yield actor, ray.get(answer, timeout=_ANSWER_S)
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.GetTimeoutError:
+            if silent is not None:
+                yield actor, silent
+        except ray.exceptions.RayError:
+            continue

@@ -16,6 +16,7 @@ from ebbtide.serve import cluster, local_model, split
 from ebbtide.serve.control import Ask, Control
 from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.routers import Routers
+from ebbtide.serve.scaling import Bounds, Scaler
 from ebbtide.serve.update import Update, next_site
 from ebbtide.serve.workers import Workers
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _WATCH_S = 2.0
 _ADVISE_S = 60.0
+_SCALE_S = 1.0
 _BEAT_S = 0.2
 
 
@@ -43,9 +45,12 @@ class Serving:
         self._workers, self._routers, self._resources = workers, routers, resources
         self._interrupts, self._clock, self._first_port = interrupts, clock, first_port
         self._num_generations = workers.generation
+        self._counts = config.counts
+        bounds = {role: Bounds(own.least, own.most) for role, own in config.roles.items()}
+        self._scaler = Scaler(bounds, config.scaling)
         self._may_advise = config.mode != "colocated"
         self._was, self._looked_s = "running", clock.monotonic()
-        self._advised_s = self._looked_s
+        self._advised_s = self._scaled_s = self._looked_s
 
     def __enter__(self) -> Serving:
         self._interrupts.may_raise = True
@@ -69,11 +74,16 @@ class Serving:
         KeyboardInterrupt on SIGINT and SystemExit on SIGTERM.
         """
         self._interrupts.may_raise = False
-        with Control(self._config) as control:
+        with contextlib.ExitStack() as stack:
+            control = None
+            try:
+                control = stack.enter_context(Control(self._config))
+            except (ServeError, OSError) as error:  # no reason not to serve
+                log.warning("%s: cannot be asked for another model: %s", self._config.name, error)
             while True:
                 self._pause(_BEAT_S)
-                self._look()
-                if (ask := control.next()) is not None:
+                self.tend()
+                if control is not None and (ask := control.next()) is not None:
                     self._answer(ask)
 
     def update(
@@ -95,11 +105,13 @@ class Serving:
         with self._interrupts.raising():
             cluster.on_head(local_model.check, config)
         self._num_generations += 1
+        wanted = {role: max(1, number) for role, number in self._counts.items()}
         site = next_site(config, before.site, self._first_port, self._num_generations)
         update = Update(
             old=before,
             new=Workers(config, site),
-            counts=before.config.counts,
+            counts=self._counts,
+            wanted=wanted,
             routers=self._routers,
             clock=self._clock,
             pause=self._pause,
@@ -110,7 +122,7 @@ class Serving:
             update.run()
         finally:
             if update.is_taken:
-                self._workers, self._config = update.new, config
+                self._workers, self._config, self._counts = update.new, config, wanted
 
     def _answer(self, ask: Ask) -> None:
         """Do what a command wants, and tell it how that went."""
@@ -137,9 +149,12 @@ class Serving:
         self._interrupts.check()
         self._clock.sleep(seconds)
 
-    def _look(self) -> None:
-        """What has to be done and told from time to time."""
+    def tend(self) -> None:
+        """Do and tell what has to be from time to time, as :meth:`wait` does."""
         now_s = self._clock.monotonic()
+        if self._config.scales and now_s - self._scaled_s >= _SCALE_S:
+            self._scaled_s = now_s
+            self._scale(now_s)
         if now_s - self._looked_s >= _WATCH_S:
             now, self._looked_s = self._workers.progress(), now_s
             if now.state != self._was:
@@ -148,6 +163,17 @@ class Serving:
         if now_s - self._advised_s >= _ADVISE_S:
             self._advised_s = now_s
             self._advise()
+
+    def _scale(self, now_s: float) -> None:
+        """Have as many workers as are needed."""
+        if (known := self._routers.known()) is None:
+            return
+        wanted = self._scaler.decide(now_s, known, self._counts)
+        if wanted != self._counts:
+            was, now = (", ".join(f"{n} {r}" for r, n in c.items()) for c in (self._counts, wanted))
+            log.info("%s: %s workers instead of %s", self._config.name, now, was)
+            self._workers.scale(wanted)
+            self._counts = wanted
 
     def _advise(self) -> None:
         """Say once if the workers would be better put to another use."""

@@ -32,7 +32,8 @@ def next_site(config: ServeConfig, before: Site, first_port: int, generation: in
 
 @dataclass
 class Update:
-    """The way from the workers of one model, of which there are ``counts``, to those of the next.
+    """The way from the workers of one model, of which there are ``counts``, to ``wanted`` ones of
+    the next.
 
     ``is_wanted`` is asked until requests are led to the new model; ``pause`` sleeps.
     """
@@ -40,6 +41,7 @@ class Update:
     old: Workers
     new: Workers
     counts: rollout.Counts
+    wanted: rollout.Counts
     routers: Routers
     clock: Clock
     pause: Pause
@@ -74,11 +76,11 @@ class Update:
         def short(left: rollout.Counts, there: rollout.Counts) -> str | None:
             return capacity.shortfall([*demand(old, left), *demand(new, there)], nodes)
 
-        found = rollout.steps(self.counts, new.counts, lambda left, there: not short(left, there))
+        found = rollout.steps(self.counts, self.wanted, lambda left, there: not short(left, there))
         if not found:
             raise ClusterError(
                 "the old model serves on, as there is no room for a worker of the new one beside"
-                f" its last one: {short(self.counts, new.counts)}; add nodes, or lower the roles'"
+                f" its last one: {short(self.counts, self.wanted)}; add nodes, or lower the roles'"
                 " cpus or gpus and start the endpoint anew"
             )
         return found
@@ -88,7 +90,7 @@ class Update:
             self._start(step.new)
             if not self.is_taken:
                 self.routers.warm_up(self.new.generation)
-                is_whole = step.new == self.new.config.counts
+                is_whole = step.new == self.wanted
                 both = {self.old.generation, self.new.generation}
                 self._lead({self.new.generation} if is_whole else both)
         elif any(step.old.values()):

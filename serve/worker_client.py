@@ -39,11 +39,14 @@ _OURS = (401, 403, 408, 429)
 
 
 class Refused(Exception):
-    """A worker found fault with the request; the client is told."""
+    """A worker found fault with the request, or there is none; the client is told.
 
-    def __init__(self, status: int, body: Json) -> None:
+    ``retry_after_s``: after which it may be asked again.
+    """
+
+    def __init__(self, status: int, body: Json, retry_after_s: int | None = None) -> None:
         super().__init__(status)
-        self.status, self.body = status, body
+        self.status, self.body, self.retry_after_s = status, body, retry_after_s
 
 
 class Lost(Exception):
@@ -84,11 +87,13 @@ class Leg:
 
 @dataclass
 class WorkerClient:
-    """Asks workers. ``legs`` are the requests that wait for one now."""
+    """Asks workers. ``legs`` are the requests that wait for one now; the last ended at
+    ``last_s``."""
 
     session: aiohttp.ClientSession
     token: str
     legs: set[Leg] = field(default_factory=set)
+    last_s: float = field(default_factory=time.monotonic)
 
     @contextlib.contextmanager
     def at(
@@ -108,6 +113,7 @@ class WorkerClient:
             raise
         finally:
             self.legs.discard(leg)
+            self.last_s = time.monotonic()
             worker.num_requests -= 1
 
     @contextlib.asynccontextmanager

@@ -170,8 +170,8 @@ def _prompt_ids(request: dict[str, Any]) -> list[int]:
 
 class _Detokenizer:
     def __init__(self, prompt: list[int], request: dict[str, Any]) -> None:
-        after = len(prompt) - 1 - prompt[::-1].index(ord(">"))
-        self._at = len(prompt) - after - 1
+        marks = [at for at, token in enumerate(prompt) if token == ord(">")]
+        self._at = len(prompt) - marks[-1] - 1 if marks else 0
         stop = request.get("stop") or []
         self._stops = [stop] if isinstance(stop, str) else stop
         self._keep = bool(request.get("include_stop_str_in_output"))

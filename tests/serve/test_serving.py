@@ -87,6 +87,16 @@ def test_what_would_be_better_is_said_once(
     assert len({id(each) for each in caplog.records if "colocated" in each.message}) == 1
 
 
+def test_an_endpoint_serves_where_it_cannot_be_asked(looked: list[int], tmp_path: Path) -> None:
+    (tmp_path / "ebbtide").mkdir(mode=0o755)  # anybody's
+    with (
+        pytest.raises(KeyboardInterrupt),
+        serving(_Interrupting(signal.SIGINT, at_s=7)) as it,
+    ):
+        it.wait()
+    assert looked == [1] * 3
+
+
 def test_a_second_signal_does_not_cut_the_end_short() -> None:
     ended: list[str] = []
 

@@ -76,7 +76,7 @@ def way(
     routers: Any = Led(log)
     counts = config().counts
     old, new = workers
-    update = Update(old, new, counts, routers, clock, clock.sleep, said.append, **more)
+    update = Update(old, new, counts, counts, routers, clock, clock.sleep, said.append, **more)
     return Way(update, log, said)
 
 
