@@ -88,8 +88,9 @@ def endpoint(
         "http": {"port": free_run(1)},
         "dtype": "fp32",
         "mode": "split",
-        "prefill": {"kv_cache_gb": 0.02},  # 80 sequences: what is kept for nobody is missed
-        "decode": {"kv_cache_gb": 0.02},
+        # 80 sequences: what is kept for nobody is missed; room for two models at once
+        "prefill": {"kv_cache_gb": 0.02, "cpus": 0.5},
+        "decode": {"kv_cache_gb": 0.02, "cpus": 0.5},
         "engine": {"enable_prompt_tokens_details": True},
     }
     with served(job, exported, folder, **s3_session.environment) as found:
