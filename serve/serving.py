@@ -138,6 +138,9 @@ class Serving:
         except EbbtideError as error:
             log.error("%s: %s", self._config.name, error)
             ask.failed(error)
+        except Exception as error:  # no reason for the endpoint to end
+            log.exception("%s: the update failed", self._config.name)
+            ask.failed(ServeError(f"the update failed: {error!r}; the endpoint's log has more"))
         except BaseException:
             ask.failed(ServeError("the endpoint ended before the update did"))
             raise

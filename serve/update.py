@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ebbtide.platform.clock import Clock
-from ebbtide.platform.errors import ClusterError, EbbtideError, ServeError
+from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.serve import capacity, cluster, rollout
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
@@ -62,7 +62,7 @@ class Update:
                 self._take(before, step)
                 before = step
             self._retire()
-        except EbbtideError as error:
+        except Exception as error:  # whatever it is, the endpoint serves on
             if self._is_retired:
                 text = f"the new model serves, but with fewer workers: {error}"
                 raise ServeError(text) from error

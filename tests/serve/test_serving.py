@@ -14,6 +14,7 @@ import pytest
 from ebbtide.platform.clock import FakeClock
 from ebbtide.platform.config import parse
 from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.control import Ask, Control
 from ebbtide.serve.engine import Site
 from ebbtide.serve.interrupts import Interrupts
 from ebbtide.serve.routers import Routers
@@ -85,6 +86,24 @@ def test_what_would_be_better_is_said_once(
     with pytest.raises(KeyboardInterrupt), serving(clock) as it:
         it.wait()
     assert len({id(each) for each in caplog.records if "colocated" in each.message}) == 1
+
+
+def test_an_update_that_fails_ends_nothing(
+    looked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Serving, *_: object) -> None:
+        raise RuntimeError("that nobody thought of")
+
+    asked = Ask({"update": "out"})
+    monkeypatch.setattr(Serving, "update", failing)
+    monkeypatch.setattr(Control, "next", lambda self: asked)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        serving(_Interrupting(signal.SIGINT, at_s=1)) as it,
+    ):
+        it.wait()
+    told = asked._lines.get_nowait()
+    assert "nobody thought of" in told["error"] and told["exit_code"] == 8
 
 
 def test_an_endpoint_serves_where_it_cannot_be_asked(looked: list[int], tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_a_model_that_does_not_load_leaves_the_old_one(
     assert not it.update.is_taken and "2: warm" not in it.log
 
 
+def test_whatever_goes_wrong_the_old_one_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = way(monkeypatch, cpus=4)
+
+    def failing(generation: int) -> None:
+        raise RuntimeError("that nobody thought of")
+
+    monkeypatch.setattr(it.update.routers, "warm_up", failing)
+    with pytest.raises(ServeError, match="the old model serves on.* nobody thought of"):
+        it.update.run()
+    assert it.log == ["2: 1+1", "to [1]", "2: end", "1: 1+1"]
+
+
 def test_once_the_old_one_has_ended_the_new_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     it = way(monkeypatch, cpus=2, fails_at=1)
     with pytest.raises(ServeError, match="the new model serves, but with fewer workers: it does"):
