@@ -60,7 +60,8 @@ def test_an_undisturbed_stream_is_passed_on(kind: str) -> None:
 def test_a_stream_goes_on_at_another_worker(kind: str, how: str) -> None:
     async def main() -> None:
         first = StandIn(how=how)
-        async with small_endpoint([first, StandIn()]) as endpoint:
+        settings = Settings("auto", 64, 0.5 if how == "hang" else 30)  # else busy is no fault
+        async with small_endpoint([first, StandIn()], settings=settings) as endpoint:
             for break_after in (0, 1, 2, 8, 9, 10, 12, 33):  # within characters of several tokens
                 if how == "hang" and break_after not in (1, 9):
                     continue  # each takes its time
