@@ -142,7 +142,7 @@ def _measured(engine: Engine, sequences: Sequences, text: Text) -> Measured:
     after = engine.guesses()
     logprobs = engine.logprobs(sequences)
     return Measured(
-        perplexity=math.exp(-math.fsum(logprobs) / len(logprobs)),
+        perplexity=perplexity(logprobs),
         tokens_per_s=len(alone) / math.fsum(1 / each for each in alone),
         batch_tokens_per_s=together,
         answers=tuple(answers),
@@ -152,6 +152,14 @@ def _measured(engine: Engine, sequences: Sequences, text: Text) -> Measured:
             after.num_accepted - before.num_accepted,
         ),
     )
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """Of tokens with these log-probabilities (nats); infinite or NaN where they are not finite."""
+    try:
+        return math.exp(-math.fsum(logprobs) / len(logprobs))
+    except OverflowError:
+        return math.inf
 
 
 def compare(reference: Sequence[Answer], others: Sequence[Answer]) -> Same:
@@ -172,9 +180,10 @@ def report(measured: dict[str, Measured], num_tokens: int) -> dict[str, Any]:
     plain = measured["plain"]
     result: dict[str, Any] = {"tokens": num_tokens, "plain": _figures(plain)}
     if (quantized := measured.get("quantized")) is not None:
+        increase = quantized.perplexity / plain.perplexity - 1
         result["quantized"] = {
             **_figures(quantized),
-            "perplexity_increase": quantized.perplexity / plain.perplexity - 1,
+            "perplexity_increase": increase if math.isfinite(increase) else None,
             "speedup": quantized.tokens_per_s / plain.tokens_per_s,
             "answers": asdict(compare(plain.answers, quantized.answers)),
         }
@@ -190,9 +199,10 @@ def report(measured: dict[str, Measured], num_tokens: int) -> dict[str, Any]:
     return result
 
 
-def _figures(measured: Measured) -> dict[str, float]:
+def _figures(measured: Measured) -> dict[str, float | None]:
+    """Plain values; one that is not finite is None."""
     return {
-        "perplexity": measured.perplexity,
+        "perplexity": measured.perplexity if math.isfinite(measured.perplexity) else None,
         "tokens_per_s": measured.tokens_per_s,
         "batch_tokens_per_s": measured.batch_tokens_per_s,
     }
@@ -205,7 +215,10 @@ def _ratio(part: int, whole: int) -> float | None:
 def fault(result: dict[str, Any], max_increase: float) -> str | None:
     """Why the endpoint should not be served like this, if there is a reason."""
     quantized, speculative = result.get("quantized"), result.get("speculative")
-    if quantized and not quantized["perplexity_increase"] <= max_increase:  # so, for NaN
+    for name in ("plain", "quantized", "speculative"):
+        if name in result and result[name]["perplexity"] is None:
+            return f"the perplexity of the model ({name}) is not finite; its weights are of no use"
+    if quantized and quantized["perplexity_increase"] > max_increase:
         return (
             f"quantized weights raise the perplexity by {quantized['perplexity_increase']:.1%}, "
             f"from {result['plain']['perplexity']:.3f} to {quantized['perplexity']:.3f}; "

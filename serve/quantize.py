@@ -66,8 +66,23 @@ def check_quantizable(folder: Path, scheme: Scheme) -> None:
 def quantized(folder: Path, scheme: Scheme, cache: Path) -> Path:
     """The copy of a verified directory under ``cache``, made if it is not there, or damaged.
 
-    Raises ServeError as :func:`check_quantizable` does.
+    Raises ServeError as :func:`check_quantizable` does, for weights that cannot be read or are not
+    finite, and for a cache that cannot be written.
     """
+    from safetensors import SafetensorError
+
+    try:
+        return _copy(folder, scheme, cache)
+    except OSError as error:
+        raise ServeError(
+            f"{cache}: no quantized copy of {folder} could be made there: {error}; free space, or "
+            "set XDG_CACHE_HOME"
+        ) from error
+    except SafetensorError as error:
+        raise ServeError(f"{folder}: its weights cannot be read: {error}; export it anew") from error
+
+
+def _copy(folder: Path, scheme: Scheme, cache: Path) -> Path:
     copy = cache / f"{_identity(folder, scheme)}-{scheme}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(copy.with_suffix(".lock")):
@@ -98,7 +113,8 @@ def _linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
     except (ValueError, KeyError) as error:
         raise ServeError(f"{folder}: transformers does not know the model: {error}") from error
     return {
@@ -159,7 +175,10 @@ def _write_weights(
                 if name == key or name not in shapes:
                     tensors[key] = source.get_tensor(key)
                     continue
-                found = _compressed(source.get_tensor(key).float(), how, form)
+                weight = source.get_tensor(key).float()
+                if not bool(weight.isfinite().all()):
+                    raise ServeError(f"{path}: {key} has values that are not finite")
+                found = _compressed(weight, how, form)
                 tensors |= {f"{name}.{part}": value for part, value in found.items()}
                 yield name, path.name
         save_file(tensors, copy / path.name, metadata={"format": "pt"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from pathlib import Path
@@ -23,6 +24,9 @@ class _FileFirst(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            close = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7)
+            if close and not Path(args[0]).exists():
+                ctx.fail(f"No file and no command {args[0]!r}. Did you mean {close[0]!r}?")
             args = [_RUN, *args]
         return super().parse_args(ctx, args)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ebbtide.serve.config import ServeConfig
 
 _MOST_TOKENS = 512
+_FEWEST_TOKENS = 8
 
 
 def check(
@@ -61,6 +62,11 @@ def check(
         )
     local_model.check(config)
     length = local_model.max_model_len(config) - 1
+    if length < _FEWEST_TOKENS:
+        raise ServeError(
+            f"model.max_model_len is {length + 1}; sequences of {_FEWEST_TOKENS} tokens at least are"
+            " needed"
+        )
     text = checking.Text(sequences, min(_MOST_TOKENS, length))
     if data is not None:
         found = _validation(data, sequences, text.length, local_model.vocab_size(config))

@@ -18,6 +18,13 @@ def test_what_names_no_command_is_a_job_file(before: list[str], tmp_path: Path) 
     assert "nothing.yaml: cannot be read" in str(found.exception)
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("updat", "update"), ("chekc", "check")])
+def test_a_command_that_is_nearly_one_is_not_a_job_file(typed: str, meant: str) -> None:
+    found = CliRunner().invoke(app, ["serve", typed, "x"])
+    assert found.exit_code == 2
+    assert f"Did you mean '{meant}'?" in found.output
+
+
 def test_its_help_names_all() -> None:
     found = CliRunner().invoke(app, ["serve", "-h"])
     assert found.exit_code == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from ebbtide.serve.check import (
     TIE_NATS,
     Answer,
     Guesses,
+    Measured,
     Same,
     Sequences,
     Text,
     compare,
     fault,
     measure,
+    perplexity,
     report,
     variants,
 )
@@ -103,8 +107,20 @@ def test_quality_is_lost_past_the_bound_and_only_there() -> None:
     result, _ = measured(BOTH, Text(8, 16))
     assert "from 2.718 to 3.004" in str(fault(result, 0.10))
     assert fault(result, 0.11) is None
-    result["quantized"]["perplexity_increase"] = math.nan
-    assert fault(result, 1e9) is not None
+
+
+@pytest.mark.parametrize("logprobs", [[-1e6, -1e6], [math.nan, -1.0], [-math.inf, -1.0]])
+@pytest.mark.parametrize("which", ["plain", "quantized", "speculative"])
+def test_a_perplexity_that_is_not_finite_is_a_fault_of_any_engine(
+    logprobs: list[float], which: str
+) -> None:
+    assert not math.isfinite(perplexity(logprobs))
+    one = Measured(3.0, 1.0, 1.0, (Answer((1,)),), Guesses())
+    broken = replace(one, perplexity=perplexity(logprobs))
+    all_three = dict.fromkeys(("plain", "quantized", "speculative"), one) | {which: broken}
+    result = report(all_three, 10)
+    json.dumps(result, allow_nan=False)
+    assert f"the perplexity of the model ({which}) is not finite" in str(fault(result, 1e9))
 
 
 def test_answers_that_differ_with_speculation_are_a_fault_but_not_those_of_fewer_bits() -> None:

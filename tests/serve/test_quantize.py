@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ebbtide.platform.errors import ServeError
@@ -123,3 +123,20 @@ def test_weights_in_another_format_are_refused(model: Path, tmp_path: Path) -> N
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ServeError, match="only weights in"):
         check_quantizable(folder, "int8")
+
+
+def test_what_no_copy_can_be_made_of_is_told(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    first = sorted(broken.glob("*.safetensors"))[0]
+    bad = {key: torch.full_like(value, torch.nan) for key, value in load_file(first).items()}
+    save_file(bad, first, metadata={"format": "pt"})
+    cache = tmp_path / "cache"
+    with pytest.raises(ServeError, match="not finite"):
+        quantized(broken, "int8", cache)
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(ServeError, match="cannot be read"):
+        quantized(broken, "int8", cache)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServeError, match="no quantized copy of .* could be made there"):
+        quantized(model, "int8", tmp_path / "file")
