@@ -79,7 +79,9 @@ def quantized(folder: Path, scheme: Scheme, cache: Path) -> Path:
             "set XDG_CACHE_HOME"
         ) from error
     except SafetensorError as error:
-        raise ServeError(f"{folder}: its weights cannot be read: {error}; export it anew") from error
+        raise ServeError(
+            f"{folder}: its weights cannot be read: {error}; export it anew"
+        ) from error
 
 
 def _copy(folder: Path, scheme: Scheme, cache: Path) -> Path:
