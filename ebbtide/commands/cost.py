@@ -39,7 +39,7 @@ from ebbtide.platform.account_table import csv_text, write_parquet
 from ebbtide.platform.errors import ConfigError, CostError
 from ebbtide.platform.ledger import LedgerFault
 from ebbtide.platform.real_cost import Rates
-from ebbtide.platform.storage import join, open_storage
+from ebbtide.platform.storage import Storage, join, open_storage
 
 
 def cost(
@@ -101,7 +101,7 @@ def cost(
     ledger = ledger_of(source)
     now_s = time.time()
     result = account(ledger.records, now_s)
-    tokens = tokens_of(events_of(source)[1], result)
+    tokens = _tokens(source, result)
     whole = real.of_run(source, ledger.records, result, rates, now_s) if rates.given else None
     _write(parquet, [(source.uri, result)])
     if as_json:
@@ -130,6 +130,10 @@ def cost(
     _say_faults(ledger.faults)
 
 
+def _tokens(source: Storage, result: Account) -> int:
+    return tokens_of(events_of(source)[1], result)
+
+
 def _every(storage: str, as_json: bool, as_csv: bool, parquet: Path | None) -> None:
     """What all runs under a storage have cost."""
     root, now_s = open_storage(storage), time.time()
@@ -144,7 +148,10 @@ def _every(storage: str, as_json: bool, as_csv: bool, parquet: Path | None) -> N
         return
     whole = sum((result.total for _, result in results), Total())
     if as_json:
-        runs = [document(run_uri, result) for run_uri, result in by_uri]
+        runs = [
+            document(join(root.uri, name), result, tokens=_tokens(root.child(name), result))
+            for name, result in results
+        ]
         typer.echo(json.dumps({**_plain(whole, whole), "runs": runs}, indent=2))
         return
     shown = table(f"Runs under {root.uri}", "run", "status", *COLUMNS, "goodput %")

@@ -101,9 +101,9 @@ def keys(result: Account) -> list[Table]:
     """Of an endpoint: what each key had; none of a run. Seconds are means of its requests."""
     if not result.served:
         return []
-    columns = ("requests", "prompt tokens", "output tokens", "cost")
-    stages = ("queue s", "prefill s", "transfer s", "decode s")
-    shown = table("By key", "key", *columns, *stages)
+    columns = ("requests", "prompt", "output", "cost")
+    stages = ("queue", "prefill", "transfer", "decode")
+    shown = table("By key: tokens, mean seconds", "key", *columns, *stages)
     for each, usd in shares(result):
         cost = "unknown" if usd is None else usd_text(usd, result.total.spent.usd)
         seconds = (each.queue_s, each.prefill_s, each.transfer_s, each.decode_s)

@@ -64,8 +64,7 @@ def check(
     length = local_model.max_model_len(config) - 1
     if length < _FEWEST_TOKENS:
         raise ServeError(
-            f"model.max_model_len is {length + 1}; sequences of {_FEWEST_TOKENS} tokens at least are"
-            " needed"
+            f"model.max_model_len is {length + 1}; it takes {_FEWEST_TOKENS + 1} to compare"
         )
     text = checking.Text(sequences, min(_MOST_TOKENS, length))
     if data is not None:

@@ -193,3 +193,8 @@ def test_an_endpoints_ledger_has_its_keys_and_the_price_of_a_million_tokens(tmp_
     for words in ("By key", "alice", "400,000", "2.000", "over the 525,000 of prompts and answers"):
         assert words in shown, words
     assert "goodput 20.0% of node time (with requests at work)" in shown
+    assert "…" not in shown
+    (listed,) = json.loads(
+        ebbtide("cost", "--all", "--storage", str(path.parent), "--json").stdout
+    )["runs"]
+    assert listed["usd_per_million_tokens"] == document["usd_per_million_tokens"]
