@@ -12,7 +12,7 @@ from ebbtide.commands.run_books import events_of, figures, ledger_of, tokens_of
 from ebbtide.platform import page
 from ebbtide.platform.account import Account, account, usd_text
 from ebbtide.platform.charts import Event as Mark
-from ebbtide.platform.errors import ConfigError
+from ebbtide.platform.errors import ConfigError, CostError
 from ebbtide.platform.page import Series
 from ebbtide.platform.storage import join, open_storage
 from ebbtide.train.desk import OWN_WILL
@@ -49,6 +49,8 @@ def report(
     ledger, now_s = ledger_of(source), time.time()
     events, history = events_of(source)
     result = account(ledger.records, now_s)
+    if result.served and not events:
+        raise CostError(f"{source.uri}: is an endpoint's; `ebbtide cost` shows it by key")
     text = page.page(
         source.uri, ledger.records, now_s, series(events, history), list(facts(result, history))
     )

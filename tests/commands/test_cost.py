@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.platform.errors import CostError
 from ebbtide.platform.ledger import LedgerWriter
 from ebbtide.platform.meter import Owner
 from ebbtide.platform.prices import Market
@@ -194,6 +195,9 @@ def test_an_endpoints_ledger_has_its_keys_and_the_price_of_a_million_tokens(tmp_
         assert words in shown, words
     assert "goodput 20.0% of node time (with requests at work)" in shown
     assert "…" not in shown
+    refused = ebbtide("report", str(path))
+    assert refused.returncode == CostError.exit_code
+    assert "is an endpoint's; `ebbtide cost` shows it by key" in refused.stderr
     (listed,) = json.loads(
         ebbtide("cost", "--all", "--storage", str(path.parent), "--json").stdout
     )["runs"]
