@@ -29,6 +29,8 @@ Json = dict[str, Any]
 
 _ANSWER_S = 10.0
 _LOOK_S = 0.2
+_MOST_BYTES = 2**16
+"""Of what a command wants."""
 
 
 def folder() -> Path:
@@ -128,16 +130,27 @@ class Control:
     def _handle(self, connection: socket.socket, lines: Any, write: Any, hello: Json) -> None:
         with contextlib.suppress(OSError):
             write(hello)
-            if not (line := lines.readline()):
+            if not (line := lines.readline(_MOST_BYTES)):
                 return
+            if (wanted := _wanted(line)) is None:
+                return write({"error": "not understood: is it another version?", "exit_code": 8})  # type: ignore[no-any-return]
             if not self._busy.acquire(blocking=False):
                 return write({"error": "another update is under way", "exit_code": 8})  # type: ignore[no-any-return]
             try:
-                ask = Ask(json.loads(line))
+                ask = Ask(wanted)
                 self._asked.put(ask)
                 ask.tell(connection, write)
             finally:
                 self._busy.release()
+
+
+def _wanted(line: bytes) -> Json | None:
+    """What a command's line says, if it is a request."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("update"), str) else None
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):

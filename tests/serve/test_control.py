@@ -102,6 +102,20 @@ def test_a_command_that_goes_away_is_noticed_and_another_is_refused_meanwhile() 
             lines.close()
 
 
+@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b"{}", b'{"update": 1}', b"\xff"])
+def test_what_is_no_request_is_refused_in_words(line: bytes) -> None:
+    with Control(config()) as found:
+        (path,) = control.running()
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(path))
+            lines = asking.makefile("rb")
+            lines.readline()
+            asking.sendall(line + b"\n")
+            assert "not understood" in json.loads(lines.readline())["error"]
+            lines.close()
+        assert found.next() is None
+
+
 def test_one_of_several_is_chosen_by_name_or_url(base: Path) -> None:
     with pytest.raises(ServeError, match="no endpoint of yours"):
         control.choose(control.running(), None)
