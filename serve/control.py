@@ -35,11 +35,16 @@ _MOST_BYTES = 2**16
 
 def folder() -> Path:
     """Where the sockets of this user's endpoints are. Raises ServeError if others could be there,
-    too."""
+    too, or nobody can."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base, "ebbtide") if base else Path(tempfile.gettempdir(), f"ebbtide-{os.getuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        what = error.strerror or error
+        text = f"{path}: {what}; give XDG_RUNTIME_DIR a directory of yours, or unset it"
+        raise ServeError(text) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ServeError(f"{path}: is not a directory of yours alone (mode 0700); remove it")
     return path
@@ -91,7 +96,8 @@ class Ask:
 
 
 class Control:
-    """The endpoint's side; a context."""
+    """The endpoint's side; a context. Raises ServeError or OSError if there can be no socket; that
+    of another endpoint which lives is left alone."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
@@ -108,8 +114,11 @@ class Control:
             def _write(self, line: Json) -> None:
                 self.wfile.write(json.dumps(line).encode() + b"\n")
 
-        self._path.unlink(missing_ok=True)  # of one that was killed: the port was free
+        if _lives(self._path):
+            raise ServeError(f"{self._path}: an endpoint of this name and port is asked there")
+        self._path.unlink(missing_ok=True)  # of one that was killed
         self._server = _Server(str(self._path), Handler)
+        self._own = self._path.stat()
 
     def __enter__(self) -> Control:
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
@@ -118,7 +127,9 @@ class Control:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self._path.stat(), self._own):
+                self._path.unlink()
 
     def next(self) -> Ask | None:
         """The request that is to be answered, if there is one."""
@@ -156,6 +167,17 @@ def _wanted(line: bytes) -> Json | None:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
+
+
+def _lives(path: Path) -> bool:
+    """Whether somebody listens at a socket. Raises OSError if that cannot be told."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+    return True
 
 
 @contextlib.contextmanager

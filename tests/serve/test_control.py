@@ -130,6 +130,34 @@ def test_one_of_several_is_chosen_by_name_or_url(base: Path) -> None:
         assert control.choose(found, "other") == by_url
 
 
+def test_the_socket_of_an_endpoint_that_lives_is_left_alone() -> None:
+    with Control(config()):
+        with pytest.raises(ServeError, match="an endpoint of this name and port"):
+            Control(config())
+        assert len(control.running()) == 1
+    with Control(config()):
+        assert len(control.running()) == 1
+
+
+def test_an_endpoint_removes_no_socket_but_its_own() -> None:
+    with Control(config()) as first:
+        first._path.unlink()
+        with Control(config()):
+            first.__exit__()
+            assert len(control.running()) == 1
+
+
+@pytest.mark.parametrize("how", ["not there", "too long", "no directory"])
+def test_where_no_folder_can_be_is_said_in_words(
+    base: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (base / "file").touch()
+    path = {"not there": "a/b", "too long": "x" * 300, "no directory": "file"}[how]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base / path))
+    with pytest.raises(ServeError, match="XDG_RUNTIME_DIR"):
+        control.running()
+
+
 def test_a_folder_that_others_can_enter_is_not_used(base: Path) -> None:
     folder = control.folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

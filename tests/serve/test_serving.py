@@ -106,8 +106,14 @@ def test_an_update_that_fails_ends_nothing(
     assert "nobody thought of" in told["error"] and told["exit_code"] == 8
 
 
-def test_an_endpoint_serves_where_it_cannot_be_asked(looked: list[int], tmp_path: Path) -> None:
-    (tmp_path / "ebbtide").mkdir(mode=0o755)  # anybody's
+@pytest.mark.parametrize("how", ["not there", "anybody's", "too long"])
+def test_an_endpoint_serves_where_it_cannot_be_asked(
+    looked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    base = tmp_path / ("x" * 100 if how == "too long" else how)
+    if how != "not there":
+        (base / "ebbtide").mkdir(parents=True, mode=0o755 if how == "anybody's" else 0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
     with (
         pytest.raises(KeyboardInterrupt),
         serving(_Interrupting(signal.SIGINT, at_s=7)) as it,
