@@ -29,9 +29,11 @@ class Routers:
         self._config, self._actors = config, list(actors)
 
     def ready(self, generation: int) -> dict[Role, int]:
-        """How many workers of each role every router that lives has heard of."""
-        found = [each for _, each in self._answers("ready", generation)]
+        """How many workers of each role every router that lives has heard of; of one that does not
+        answer just now that is not known, so none."""
         roles: tuple[Role, ...] = ("prefill", "decode")
+        unknown = dict.fromkeys(roles, 0)
+        found = [each for _, each in _answers(self._actors, "ready", generation, silent=unknown)]
         return {role: min((each[role] for each in found), default=0) for role in roles}
 
     def lead(self, generations: Iterable[int], pause: Callable[[float], None]) -> None:
@@ -47,8 +49,11 @@ class Routers:
             pause(_BEAT_S)
 
     def num_at_work(self, generation: int) -> int:
-        """How many requests workers of a generation have begun; those of a dead router broke."""
-        answers = _answers(self._actors, "num_at_work", generation, silent=1)  # it may be busy
+        """How many requests workers of a generation have begun; those of a dead router broke.
+
+        A router that does not answer just now may have some, and counts as one.
+        """
+        answers = _answers(self._actors, "num_at_work", generation, silent=1)
         return sum(each for _, each in answers)
 
     def warm_up(self, generation: int) -> None:
@@ -76,7 +81,8 @@ class Routers:
 def _answers(
     actors: list[Any], method: str, *arguments: Any, silent: Any = None
 ) -> Iterable[tuple[Any, Any]]:
-    """Actor and answer of each that answers, or ``silent`` of one that takes too long to."""
+    """Actor and answer of each that answers, or ``silent`` of one that does not though it is not
+    known to be dead."""
     import ray
 
     asked = [(actor, getattr(actor, method).remote(*arguments)) for actor in actors]
@@ -85,8 +91,8 @@ def _answers(
             yield actor, ray.get(answer, timeout=_ANSWER_S)
         except ray.exceptions.RayTaskError:
             raise
-        except ray.exceptions.GetTimeoutError:
+        except ray.exceptions.ActorDiedError:
+            continue
+        except ray.exceptions.RayError:  # too slow, or being started again
             if silent is not None:
                 yield actor, silent
-        except ray.exceptions.RayError:
-            continue
