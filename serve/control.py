@@ -2,7 +2,8 @@
 
 Only the user who runs the endpoint can: the sockets lie in a folder of that user alone. Each side
 says a line of JSON at a time: the endpoint who it is, the command what it wants, the endpoint how
-far that is, and its end. Promises: one request at a time; a command that goes away is noticed.
+far that is, and its end. Promises: one request at a time, and none besides until that has ended,
+also if its command has gone; a command that goes away is noticed, and what it wanted not begun.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Ask:
         self.wanted = wanted
         self._lines: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._is_gone = threading.Event()
+        self.is_over = False
+        """Whether the endpoint has done with it."""
 
     @property
     def is_gone(self) -> bool:
@@ -69,10 +72,12 @@ class Ask:
 
     def done(self, text: str) -> None:
         """Tell that it is done."""
+        self.is_over = True
         self._lines.put({"done": text})
 
     def failed(self, error: EbbtideError) -> None:
         """Tell why it is not."""
+        self.is_over = True
         self._lines.put({"error": str(error), "exit_code": error.exit_code})
 
     def tell(self, connection: socket.socket, write: Any) -> None:
@@ -101,7 +106,8 @@ class Control:
 
     def __init__(self, config: ServeConfig) -> None:
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-        self._busy = threading.Lock()
+        self._taking = threading.Lock()
+        self._last: Ask | None = None
         port = urlsplit(config.endpoint).port
         self._path = folder() / f"{config.name}-{port}.sock"
         hello = {"name": config.name, "endpoint": config.endpoint}
@@ -132,11 +138,14 @@ class Control:
                 self._path.unlink()
 
     def next(self) -> Ask | None:
-        """The request that is to be answered, if there is one."""
-        try:
-            return self._asked.get_nowait()
-        except queue.Empty:
-            return None
+        """The request that is to be answered, if there is one. It is under way until it is said to
+        be done or failed."""
+        with contextlib.suppress(queue.Empty):
+            asked = self._asked.get_nowait()
+            if not asked.is_gone:
+                return asked
+            asked.failed(ServeError("who asked for it has gone"))
+        return None
 
     def _handle(self, connection: socket.socket, lines: Any, write: Any, hello: Json) -> None:
         with contextlib.suppress(OSError):
@@ -144,15 +153,23 @@ class Control:
             if not (line := lines.readline(_MOST_BYTES)):
                 return
             if (wanted := _wanted(line)) is None:
-                return write({"error": "not understood: is it another version?", "exit_code": 8})  # type: ignore[no-any-return]
-            if not self._busy.acquire(blocking=False):
-                return write({"error": "another update is under way", "exit_code": 8})  # type: ignore[no-any-return]
-            try:
-                ask = Ask(wanted)
-                self._asked.put(ask)
-                ask.tell(connection, write)
-            finally:
-                self._busy.release()
+                return write(_refusal("not understood: is it another version?"))  # type: ignore[no-any-return]
+            if (asked := self._taken(wanted)) is None:
+                return write(_refusal("another update is under way"))  # type: ignore[no-any-return]
+            asked.tell(connection, write)
+
+    def _taken(self, wanted: Json) -> Ask | None:
+        """The request, if it is to be answered; None while another one is."""
+        with self._taking:
+            if self._last is not None and not self._last.is_over:
+                return None
+            self._last = Ask(wanted)
+            self._asked.put(self._last)
+            return self._last
+
+
+def _refusal(text: str) -> Json:
+    return {"error": text, "exit_code": ServeError.exit_code}
 
 
 def _wanted(line: bytes) -> Json | None:

@@ -18,6 +18,8 @@ from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
 from ebbtide.serve.routers import Routers
 from ebbtide.serve.workers import Pause, Say, Workers
 
+_UNWANTED = "who asked for another one has gone"
+
 
 def next_site(config: ServeConfig, before: Site, first_port: int, generation: int) -> Site:
     """The site of the workers that follow those at ``before``.
@@ -35,7 +37,8 @@ class Update:
     """The way from the workers of one model, of which there are ``counts``, to ``wanted`` ones of
     the next.
 
-    ``is_wanted`` is asked until requests are led to the new model; ``pause`` sleeps.
+    ``is_wanted`` is asked before anything is begun and until requests are led to the new
+    model; ``pause`` sleeps.
     """
 
     old: Workers
@@ -53,6 +56,8 @@ class Update:
 
     def run(self) -> None:
         """Go all of it. Raises ServeError or ClusterError, which say which model serves on."""
+        if not self.is_wanted():
+            raise ServeError(f"the old model serves on: {_UNWANTED}")
         plan = self._plan()
         if plan[0].old != self.counts:
             self.say("no room for the workers of both models at once: one follows the other")
@@ -107,7 +112,7 @@ class Update:
 
     def _pause_if_wanted(self, seconds: float) -> None:
         if not self.is_taken and not self.is_wanted():
-            raise ServeError("who asked for it has gone")
+            raise ServeError(_UNWANTED)
         self.pause(seconds)
 
     def _lead(self, generations: set[int]) -> None:

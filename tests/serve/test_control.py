@@ -102,6 +102,44 @@ def test_a_command_that_goes_away_is_noticed_and_another_is_refused_meanwhile() 
             lines.close()
 
 
+@contextmanager
+def asking(path: Path) -> Iterator[None]:
+    """A command that waits for an answer until it goes away."""
+    with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as lines:
+        connection.connect(str(path))
+        lines.readline()
+        connection.sendall(json.dumps(WANTED).encode() + b"\n")
+        yield
+
+
+def test_an_update_is_under_way_until_it_has_ended_though_its_command_has_gone() -> None:
+    with Control(config()) as found:
+        (path,) = control.running()
+        asks: list[Ask] = []
+        with asking(path):
+            until(lambda: asks.extend(filter(None, [found.next()])) or asks)  # type: ignore[func-returns-value]
+        until(lambda: asks[0].is_gone)
+        with pytest.raises(ServeError, match="another update is under way"):
+            list(control.ask(path, WANTED))
+        assert found.next() is None
+        asks[0].done("all of it")
+        with asking(path):
+            until(found.next)
+
+
+def test_what_a_command_wanted_that_has_gone_is_not_begun() -> None:
+    with Control(config()) as found:
+        (path,) = control.running()
+        with asking(path):
+            until(lambda: found._last)
+        assert found._last is not None
+        first = found._last
+        until(lambda: first.is_gone)
+        assert found.next() is None
+        with asking(path):
+            until(found.next)
+
+
 @pytest.mark.parametrize("line", [b"nonsense", b"[1]", b"{}", b'{"update": 1}', b"\xff"])
 def test_what_is_no_request_is_refused_in_words(line: bytes) -> None:
     with Control(config()) as found:

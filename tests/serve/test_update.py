@@ -112,12 +112,19 @@ def test_a_model_that_does_not_load_leaves_the_old_one(
     monkeypatch: pytest.MonkeyPatch, cpus: int, unwanted: bool
 ) -> None:
     it = way(monkeypatch, cpus, fails_at=None if unwanted else 0)
-    it.update.is_wanted = lambda: not unwanted
+    it.update.is_wanted = lambda: not (unwanted and it.log)
     with pytest.raises(ServeError, match="the old model serves on") as raised:
         it.update.run()
     assert ("has gone" if unwanted else "it does not load") in str(raised.value)
     assert it.log[-3:] == ["to [1]", "2: end", "1: 1+1"]
     assert not it.update.is_taken and "2: warm" not in it.log
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = way(monkeypatch, cpus=2, is_wanted=lambda: False)
+    with pytest.raises(ServeError, match="the old model serves on.* has gone"):
+        it.update.run()
+    assert it.log == [] and it.said == []
 
 
 def test_whatever_goes_wrong_the_old_one_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
