@@ -7,6 +7,7 @@ what a worker has begun ends at workers of the same model, for which it has ``dr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
 from ebbtide.serve.routers import Routers
 from ebbtide.serve.workers import Pause, Say, Workers
+
+log = logging.getLogger(__name__)
 
 _UNWANTED = "who asked for another one has gone"
 
@@ -71,8 +74,7 @@ class Update:
             if self._is_retired:
                 text = f"the new model serves, but with fewer workers: {error}"
                 raise ServeError(text) from error
-            self._undo()
-            text = f"the old model serves on, as the new one was not taken: {error}"
+            text = f"{self._undo()}, as the new one was not taken: {error}"
             raise ServeError(text) from error
 
     def _plan(self) -> list[rollout.Step]:
@@ -131,9 +133,30 @@ class Update:
             self.say(f"{left} requests had not ended after drain_s ({drain_s:g} s), and broke off")
         self._is_retired = True
 
-    def _undo(self) -> None:
-        """All as it was before."""
-        self.routers.lead({self.old.generation}, self.pause)
+    def _undo(self) -> str:
+        """All as it was before, each part of which is tried; returns whether the old model serves,
+        and what could not be done."""
+        drain_s, left, serves = self.old.config.drain_s, list[str](), True
+        back: list[tuple[Callable[[], object], bool, str]] = [
+            (
+                lambda: self.routers.lead({self.old.generation}, self.pause),
+                True,
+                "not every router leads requests to it again",
+            ),
+            (
+                lambda: self.new.retire(self.routers, drain_s, self.clock, self.pause, self.say),
+                False,
+                "the new model's workers may not have ended",
+            ),
+            (lambda: self.old.scale(self.counts), True, "it may have fewer workers, or none"),
+        ]
         self.is_taken = False
-        self.new.retire(self.routers, self.old.config.drain_s, self.clock, self.pause, self.say)
-        self.old.scale(self.counts)
+        for part, is_needed, otherwise in back:
+            try:
+                part()
+            except Exception as error:  # whatever it is, the rest is to be done
+                log.exception("%s: an update could not be undone", self.old.config.name)
+                left.append(f"{otherwise} ({error})")
+                serves = serves and not is_needed
+        state = "the old model serves on" if serves else "the old model is back, but not whole"
+        return "; ".join([state, *left])

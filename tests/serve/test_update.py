@@ -139,6 +139,36 @@ def test_whatever_goes_wrong_the_old_one_serves_on(monkeypatch: pytest.MonkeyPat
     assert it.log == ["2: 1+1", "to [1]", "2: end", "1: 1+1"]
 
 
+def broken(*_: object) -> None:
+    raise ServeError("a router is gone")
+
+
+def test_each_part_of_the_way_back_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = way(monkeypatch, cpus=4)
+    monkeypatch.setattr(it.update.routers, "lead", broken)
+    with pytest.raises(ServeError) as raised:
+        it.update.run()
+    assert it.log == ["2: 1+1", "2: warm", "2: end", "1: 1+1"]
+    text = "the old model is back, but not whole; not every router leads requests to it again (a r"
+    assert str(raised.value).startswith(text)
+    assert "serves on" not in str(raised.value) and not it.update.is_taken
+
+
+def test_what_is_left_of_a_failed_way_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = way(monkeypatch, cpus=4, fails_at=0)
+    monkeypatch.setattr(it.update.new, "retire", broken)
+    with pytest.raises(
+        ServeError, match=r"^the old model serves on; .*ended \(a.*it does not load"
+    ):
+        it.update.run()
+    assert it.log[-2:] == ["to [1]", "1: 1+1"]
+    monkeypatch.setattr(it.update.old, "scale", broken)
+    it.log.clear()
+    with pytest.raises(ServeError, match=r"not whole; .*ended.*fewer workers.*it does not load"):
+        it.update.run()
+    assert it.log == ["2: 1+1", "to [1]"]
+
+
 def test_once_the_old_one_has_ended_the_new_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     it = way(monkeypatch, cpus=2, fails_at=1)
     with pytest.raises(ServeError, match="the new model serves, but with fewer workers: it does"):
