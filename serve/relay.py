@@ -442,11 +442,14 @@ class Relay:
             return body, generation
         finally:
             prefill.num_queued_tokens -= num_new
+        bound = prefill.last.generation
+        if self.fleet.for_decode(keys, time.monotonic(), (), bound) is None:
+            return body, generation  # they have ended meanwhile; what they computed is of no use
         ids = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
         if kind == "completion" and ids and not body.get("echo"):
             body = {**body, "prompt": ids}  # which spares the second worker the tokenizer
         body = {**body, "kv_transfer_params": answer.get("kv_transfer_params")}
-        return body, prefill.last.generation
+        return body, bound
 
 
 def _event(value: Json) -> bytes:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -100,6 +103,39 @@ def test_prompts_are_computed_by_the_model_that_goes_on(stream: bool) -> None:
             assert answer.status == 200
             assert (len(prefill[1].asked), len(decode[0].asked)) == (2, 2)
             assert not decode[0].asked[1].get("kv_transfer_params")
+
+    asyncio.run(main())
+
+
+@dataclass
+class _Last(StandIn):
+    """The workers of its generation end while it computes a prompt."""
+
+    end: Callable[[], None] = lambda: None
+
+    async def _generate(self, path: str, request: dict[str, Any], send: Any) -> None:
+        self.end()
+        await super()._generate(path, request, send)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompt_whose_model_has_ended_is_computed_by_the_other_one(stream: bool) -> None:
+    async def main() -> None:
+        decode, prefill = [StandIn(), StandIn(generation=2)], _Last()
+        async with small_endpoint(decode, [prefill], settings=Settings("split", 1, 5)) as endpoint:
+
+            def end() -> None:
+                endpoint.fleet.open = frozenset({2})
+                endpoint.beating.difference_update(("w0", "w2"))
+                for worker in endpoint.fleet.workers():
+                    if worker.last.generation == 1:
+                        worker.last = replace(worker.last, is_leaving=True)
+
+            prefill.end = end
+            answer = await endpoint.ask(prompt=LONG, max_tokens=3, stream=stream)
+            assert answer.status == 200 and prefill.asked and not decode[0].asked
+            (asked,) = decode[1].asked
+            assert not asked.get("kv_transfer_params") and asked["prompt"] == LONG
 
     asyncio.run(main())
 
