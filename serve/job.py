@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.platform.clock import Clock, SystemClock
-from ebbtide.platform.errors import ClusterError, ServeError
-from ebbtide.platform.ledger import Finished, LedgerWriter, Started
+from ebbtide.platform.errors import ClusterError, CostError, ServeError
+from ebbtide.platform.ledger import Alive, Finished, LedgerWriter, Started, read_ledger
 from ebbtide.platform.ports import free_run
-from ebbtide.platform.storage import open_storage
+from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.serve import capacity, cluster, local_model, ports
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.config import ServeConfig
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 1.0
 _SAY_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0
+_LEDGER_SILENT_S = 30.0
+"""A ledger's writer tells at least every 10 s that it lives."""
+_OF_A_TRAINING = ("events", "checkpoints")
 
 
 def start(
@@ -114,8 +117,9 @@ def _ledger(config: ServeConfig) -> Iterator[None]:
     if config.ledger is None:
         yield
         return
-    clock = SystemClock()
-    with LedgerWriter(open_storage(config.ledger), name="endpoint") as writer:
+    clock, storage = SystemClock(), open_storage(config.ledger)
+    _require_own(storage, config.ledger, clock.time())
+    with LedgerWriter(storage, name="endpoint") as writer:
         writer.write(Started(time_s=clock.time()))
         if not writer.flush():
             raise ServeError(f"{config.ledger}: the ledger cannot be written there; see above")
@@ -123,6 +127,27 @@ def _ledger(config: ServeConfig) -> Iterator[None]:
             yield
         finally:
             writer.write(Finished(time_s=clock.time(), status="stopped"))
+
+
+def _require_own(storage: Storage, uri: str, now_s: float) -> None:
+    """Raise ServeError if another one writes this ledger: what a second start ends in its books is
+    everything. One that was killed is taken for alive for :data:`_LEDGER_SILENT_S`."""
+    if any(next(iter(storage.child(name).list()), None) for name in _OF_A_TRAINING):
+        text = "is that of a training run, whose cost would be lost; give the endpoint its own"
+        raise ServeError(f"{uri}: the ledger {text}")
+    try:
+        records = read_ledger(storage).records
+    except CostError:  # there is none
+        return
+    ended_s = max((each.time_s for each in records if isinstance(each, Finished)), default=0.0)
+    begun_s = max((each.time_s for each in records if isinstance(each, Started)), default=0.0)
+    told_s = max((each.time_s for each in records if isinstance(each, Alive | Started)), default=0)
+    if begun_s > ended_s and now_s - told_s < _LEDGER_SILENT_S:
+        raise ServeError(
+            f"{uri}: another endpoint wrote this ledger {max(0.0, now_s - told_s):.0f} s ago; give"
+            " each its own, or if that one was killed, start again"
+            f" {_LEDGER_SILENT_S:.0f} s after it"
+        )
 
 
 def _close_books(router: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from ebbtide.platform.clock import FakeClock
 from ebbtide.platform.config import parse
 from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.platform.ledger import Started, read_ledger
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ports import free_run
+from ebbtide.platform.storage import open_storage
 from ebbtide.serve import cluster as serving_cluster
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
@@ -73,6 +76,27 @@ def test_and_not_more_than_that(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ClusterError, match="needs 2 CPUs, has 1; add nodes"):
         job._await_capacity(config(model), is_own=False, deadline_s=60, clock=clock)
     assert 60 <= clock.now_s < 62
+
+
+def test_a_ledger_that_another_endpoint_writes_is_refused(model: Path, tmp_path: Path) -> None:
+    it = config(model, f"ledger: {tmp_path / 'books'}")
+    with job._ledger(it):
+        text = "another endpoint wrote this ledger .* its own"
+        with pytest.raises(ServeError, match=text), job._ledger(it):
+            pytest.fail("two wrote one ledger")
+        storage = open_storage(str(tmp_path / "books"))
+        job._require_own(storage, "books", time.time() + 40)  # as if killed
+    with job._ledger(it):  # as the one before has ended
+        records = read_ledger(storage).records
+    assert sum(isinstance(each, Started) for each in records) == 2
+
+
+@pytest.mark.parametrize("name", ["events", "checkpoints"])
+def test_a_training_runs_ledger_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / name / "some").write_text("{}")
+    with pytest.raises(ServeError, match="training run"):
+        job.start(config(model, f"ledger: {tmp_path / 'run'}"))
 
 
 class _Interrupting(FakeClock):
