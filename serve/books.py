@@ -3,8 +3,11 @@
 A worker is a node of the ledger from its first beat to its last, computing while it has requests
 and idle while it has none; what a key's requests had is added up to one record for each flush.
 Promises: node time and tokens are those of ``/metrics``; a router that takes over continues its
-predecessor's books without a gap, and loses of them what was not flushed: up to 10 s of tokens, no
-node time. No clock of its own: callers give both times. One event loop.
+predecessor's books without a gap. With a router that is killed go the tokens of the requests it was
+at work on, which break, and of those that ended in the last 15 s (:data:`FLUSH_S` and the ledger's
+own interval), but no node time. At an ordinary end requests at work are booked as far as they have
+come. What was refused (4xx) is no request. No clock of its own: callers give both times. One event
+loop.
 """
 
 from __future__ import annotations

@@ -351,6 +351,8 @@ class Relay:
                         continue
                     shown = self._shown(from_json(event), stream)
                     leg.can_move = stream.can_move
+                    cost.num_prompt_tokens = len(stream.prompt_ids)  # what it had if all ends now
+                    cost.num_output_tokens = stream.num_tokens
                     now_s = leg.worker.output_s = time.monotonic()
                     if not leg.has_begun:
                         leg.has_begun = True

@@ -85,6 +85,7 @@ class Router:
     books: Books | None = None
     traces: Traces = field(default_factory=lambda: Traces(None, "", False))
     _usage: dict[str, Usage] = field(default_factory=dict)
+    _at_work: dict[int, tuple[str, Cost]] = field(default_factory=dict)
     _described: Json | None = None
 
     async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
@@ -112,6 +113,15 @@ class Router:
             if path not in (*_OPEN, "/metrics"):
                 name = key.name if key else ANYONE
                 self.metrics.requests.labels(name, known, str(answer.status)).inc()
+
+    def close_books(self) -> None:
+        """The endpoint is about to end: book what requests at work have had so far, and no more."""
+        books, self.books, now_s = self.books, None, time.time()
+        if books is not None:
+            for name, cost in self._at_work.values():
+                if cost.stages:
+                    books.ended(served(name, cost, now_s))
+            books.close(now_s)
 
     def _identified(self, scope: Json) -> ApiKey | None:
         if not self.door.keys:
@@ -190,6 +200,7 @@ class Router:
         kind, name = _KINDS[scope["path"]], key.name if key else ANYONE
         trace = self.traces.begin(scope["path"], scope["headers"])
         cost = Cost(headers=trace.headers)
+        self._at_work[id(cost)] = (name, cost)
         self.metrics.running.inc()
         status = 500
         try:
@@ -214,7 +225,8 @@ class Router:
             if cost.stages:
                 self.metrics.queue.observe(cost.stages[0].seconds)
             trace.end(cost, name, status)
-            if self.books is not None:
+            del self._at_work[id(cost)]
+            if self.books is not None and status not in range(400, 499):  # refused
                 self.books.ended(served(name, cost, time.time()))
 
     def _usage_of(self, key: ApiKey | None) -> Usage:

@@ -103,8 +103,7 @@ class RouterProcess:
         """The endpoint is about to end: have the ledger and the traces whole on their storage."""
 
         async def closed() -> None:
-            if self._books is not None:
-                self._books.close(time.time())
+            self._router.close_books()
             self._books = None  # also if this one is to serve for a moment when the other has ended
 
         asyncio.run_coroutine_threadsafe(closed(), self._loop).result()
@@ -190,8 +189,8 @@ class RouterProcess:
                 (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes
             )
             watching = asyncio.create_task(relay.watch())
-            router = Router(door, self._fleet, metrics, relay, self._books, self._traces)
-            server = await self._listening(router)
+            self._router = Router(door, self._fleet, metrics, relay, self._books, self._traces)
+            server = await self._listening(self._router)
             await server.start()
             keeping = asyncio.create_task(self._keep_books())
             self._fleet.replica_s = {"prefill": 0.0, "decode": 0.0}  # as tokens, from now on

@@ -91,6 +91,7 @@ class SmallEndpoint:
     session: aiohttp.ClientSession
     metrics: RouterMetrics
     relay: Relay
+    router: Router
     beating: set[str] = field(default_factory=set)
 
     def num_running(self) -> int:
@@ -137,7 +138,7 @@ async def small_endpoint(
         stack.push_async_callback(server.stop)
         url = f"http://127.0.0.1:{server.port}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        found = SmallEndpoint(url, fleet, [*decode, *prefill], session, metrics, relay)
+        found = SmallEndpoint(url, fleet, [*decode, *prefill], session, metrics, relay, router)
         beats: list[tuple[str, Role, StandIn]] = []
         for number, worker in enumerate(found.workers):
             await worker.start()

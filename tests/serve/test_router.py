@@ -7,10 +7,13 @@ import json
 
 import pytest
 
+from ebbtide.platform.records import Served
+from ebbtide.serve.books import Books
 from ebbtide.serve.keys import ApiKey, Limits, hashed
 from ebbtide.serve.router import Door
 from tests.serve.small_endpoint import MODEL, small_endpoint
 from tests.serve.stand_in import StandIn, says
+from tests.serve.test_books import Memory
 
 ALICE, BOB = "key-of-alice-0123456789", "key-of-bob-0123456789"
 KEYS = (
@@ -175,5 +178,37 @@ def test_models_and_metrics() -> None:
                 "ebbtide_running_requests 0.0",
             ):
                 assert line in text, line
+
+    asyncio.run(main())
+
+
+def test_the_end_books_what_requests_at_work_have_had_and_nothing_twice() -> None:
+    async def main() -> None:
+        memory, books = Memory(), Books({"decode": None})
+        books.open(memory)
+        async with small_endpoint([StandIn(gap_s=0.01)], books=books) as endpoint:
+            asking = asyncio.create_task(endpoint.ask(prompt="go>", max_tokens=50, stream=True))
+            while not any(cost.num_output_tokens for _, cost in endpoint.router._at_work.values()):
+                await asyncio.sleep(0.001)
+            endpoint.router.close_books()
+            assert (await asking).is_done
+        (one,) = [each for each in memory.records if isinstance(each, Served)]
+        assert (one.requests, one.prompt_tokens) == (1, 3) and 1 <= one.output_tokens < 50
+
+    asyncio.run(main())
+
+
+def test_what_is_refused_is_not_booked() -> None:
+    async def main() -> None:
+        memory, books = Memory(), Books({"decode": None})
+        books.open(memory)
+        async with small_endpoint([StandIn(refuse=(400, "no"))], books=books) as endpoint:
+            assert (await endpoint.ask(prompt="go>")).status == 400
+            assert (await endpoint.ask(prompt="go>", model="other")).status == 404
+            endpoint.workers[0].refuse = None
+            assert (await endpoint.ask(prompt="go>", max_tokens=2)).status == 200
+            endpoint.router.close_books()
+        (one,) = [each for each in memory.records if isinstance(each, Served)]
+        assert (one.requests, one.output_tokens) == (1, 2)
 
     asyncio.run(main())
