@@ -29,6 +29,7 @@ from ebbtide.platform.reaper import Reaper
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 _GRPC_OFFSET = 10_000  # SeaweedFS opens a second port this far above each of its ports
+_GRPC_SOCKETS = "/tmp/seaweedfs-*-grpc-{}.sock"  # SeaweedFS leaves them
 
 
 def _binary() -> str:
@@ -51,6 +52,7 @@ class LocalS3:
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: Reaper | None = None
+        self._sockets: list[str] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,9 +75,12 @@ class LocalS3:
         command += [f"-filer.localSocket={self._folder}/filer.sock"]
         command += [f"-s3.localSocket={self._folder}/s3.sock"]
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
+        ports = (s3, master, filer, volume, admin)
+        self._sockets = [_GRPC_SOCKETS.format(port + _GRPC_OFFSET) for port in ports]
         self._reaper = Reaper()
         try:
-            self._reaper.files(glob.escape(str(self._folder)))
+            for pattern in (glob.escape(str(self._folder)), *self._sockets):
+                self._reaper.files(pattern)
             self._process = child_process.start(
                 command,
                 log=self._folder / "log",
@@ -127,5 +132,7 @@ class LocalS3:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        for path in [path for pattern in self._sockets for path in glob.glob(pattern)]:
+            Path(path).unlink(missing_ok=True)
         if self._reaper is not None:
             self._reaper.dismiss()

@@ -30,12 +30,16 @@ def test_a_server_ends_with_the_process_that_started_it(ending: signal.Signals) 
     port = int(endpoint.rpartition(":")[2])
     assert folder.startswith(tempfile.gettempdir())
     assert (Path(folder) / "s3.sock").exists()
-    assert not glob.glob(f"{tempfile.gettempdir()}/seaweedfs-*-{port}.sock")
+    assert not glob.glob(f"/tmp/seaweedfs-s3-{port}.sock")
+    sockets = f"/tmp/seaweedfs-*-{port + 10_000}.sock"
+    assert len(glob.glob(sockets)) == 1
     child.send_signal(ending)
     child.wait(30)
     child.stdout.close()
     deadline_s = time.monotonic() + 10
-    while left := [path for path in (folder, f"/proc/{pid}") if Path(path).exists()]:
+    while left := [
+        path for path in (folder, f"/proc/{pid}", *glob.glob(sockets)) if Path(path).exists()
+    ]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)
     with socket.socket() as probe:
