@@ -77,4 +77,6 @@ def test_every_worker_runs_the_agent_under_a_supervisor_with_options_that_it_has
     name, *options = words[program + 1 :]
     group = typer.main.get_group(app)
     assert name == "agent"
-    group.commands[name].make_context(name, options)
+    command = group.get_command(group.make_context("ebbtide", [name]), name)
+    assert command is not None
+    command.make_context(name, options)
