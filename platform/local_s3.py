@@ -29,7 +29,7 @@ from ebbtide.platform.reaper import Reaper
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 _GRPC_OFFSET = 10_000  # SeaweedFS opens a second port this far above each of its ports
-_GRPC_SOCKETS = "/tmp/seaweedfs-*-grpc-{}.sock"  # SeaweedFS leaves them
+_GRPC_SOCKETS = str(Path("/tmp") / "seaweedfs-*-grpc-{}.sock")  # whatever TMPDIR says
 
 
 def _binary() -> str:

@@ -23,7 +23,7 @@ from ebbtide.platform.prices import Market
 from ebbtide.platform.records import NodeDown, NodeUp, Record, Served
 from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import GIVEN_UP_S, Beat
-from ebbtide.serve.relay import Cost, StageName
+from ebbtide.serve.stages import Cost, StageName
 
 _REMEMBERED = 256
 FLUSH_S = 5.0

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -23,7 +23,8 @@ from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import Fleet, Worker, is_stalled
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.scaling import Known
-from ebbtide.serve.split import Load, Mode, prefill_where
+from ebbtide.serve.split import Load, Settings, prefill_where
+from ebbtide.serve.stages import Cost, StageName
 from ebbtide.serve.stream import PATHS, Kind, Stream
 from ebbtide.serve.worker_client import Leg, Lost, Refused, WorkerClient, fault
 
@@ -51,72 +52,9 @@ _LOST = envelope.body(503, "the answer is incomplete: its worker was lost", code
 _MOST_LOSSES = 3
 """So many workers a request may lose without a further token: one that ends engines ends there."""
 _WATCH_S = 0.25
-_PATIENCE_S = 5.0
-"""How long a new request waits for a worker to be known, as after a restart of the router."""
 _RETRY_AFTER_S = 5
 _NEW = 0.2
 """Weight of the latest prompt in the rate at which prompts are computed."""
-
-
-@dataclass
-class Settings:
-    """How requests are led. ``stall_s``: silence of a worker that owes tokens until it is left.
-
-    While there is no worker, ``max_waiting`` requests wait for up to ``wait_s``; where the number
-    of workers ``scales``, also those that lost the last one before a word was said.
-    ``may_be_none``: that there is none means only that nobody has asked for a while.
-    """
-
-    mode: Mode
-    split_min_tokens: int
-    stall_s: float
-    scales: bool = False
-    may_be_none: bool = False
-    wait_s: float = _PATIENCE_S
-    max_waiting: int = 1000
-
-
-StageName = Literal["queue", "prefill", "transfer", "decode"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a request's way: until there was a worker for it, at a prefill worker, from asking
-    a decode worker to its first token (``prefill`` too if it computes the prompt itself), and from
-    then on to the last. Times are of the monotonic clock.
-    """
-
-    name: StageName
-    worker: str
-    start_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
-
-
-@dataclass
-class Cost:
-    """The tokens of one request, and when the first and the last were sent.
-
-    Those of a prompt whose client has left before its worker counted them are estimated.
-    ``stages`` are what it went through, in order; ``headers`` what its workers are told of a trace.
-    """
-
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-    began_s: float = field(default_factory=time.monotonic)
-    stages: list[Stage] = field(default_factory=list)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def passed(self, name: StageName, worker: Worker, began_s: float, end_s: float) -> None:
-        """A stage has ended. What was before the first one is the queue."""
-        if not self.stages:
-            self.stages.append(Stage("queue", worker.last.worker_id, self.began_s, began_s))
-        self.stages.append(Stage(name, worker.last.worker_id, began_s, max(began_s, end_s)))
 
 
 @dataclass

@@ -23,8 +23,9 @@ from ebbtide.serve.books import Books, served
 from ebbtide.serve.fleet import Fleet
 from ebbtide.serve.keys import ANYONE, ApiKey, Limits, identify
 from ebbtide.serve.limits import Usage
-from ebbtide.serve.relay import Cost, Json, Relay, Send
+from ebbtide.serve.relay import Json, Relay, Send
 from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.stages import Cost
 from ebbtide.serve.stream import Kind
 from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import Lost, Refused

@@ -27,11 +27,12 @@ from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.fleet import Beat, Fleet
 from ebbtide.serve.http_server import HttpServer
 from ebbtide.serve.keys import ApiKey
-from ebbtide.serve.relay import Cost, Json, Relay, Settings
+from ebbtide.serve.relay import Json, Relay
 from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.scaling import Known
-from ebbtide.serve.split import Mode
+from ebbtide.serve.split import Mode, Settings
+from ebbtide.serve.stages import Cost
 from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import Refused, connected
 

@@ -77,3 +77,25 @@ def num_prompts(prompt: Any) -> int:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return len(prompt)
     return 1
+
+
+PATIENCE_S = 5.0
+"""How long a new request waits for a worker to be known, as after a restart of the router."""
+
+
+@dataclass
+class Settings:
+    """How requests are led. ``stall_s``: silence of a worker that owes tokens until it is left.
+
+    While there is no worker, ``max_waiting`` requests wait for up to ``wait_s``; where the number
+    of workers ``scales``, also those that lost the last one before a word was said.
+    ``may_be_none``: that there is none means only that nobody has asked for a while.
+    """
+
+    mode: Mode
+    split_min_tokens: int
+    stall_s: float
+    scales: bool = False
+    may_be_none: bool = False
+    wait_s: float = PATIENCE_S
+    max_waiting: int = 1000

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ebbtide.platform.errors import ConfigError
-from ebbtide.serve.relay import Cost
+from ebbtide.serve.stages import Cost
 
 _HEADERS = ("traceparent", "tracestate")
 _PATH = "/v1/traces"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+SOCKETS = Path("/tmp")  # where SeaweedFS puts them, whatever TMPDIR says
 CHILD = """
 import time
 from ebbtide.platform.local_s3 import LocalS3
@@ -30,8 +31,8 @@ def test_a_server_ends_with_the_process_that_started_it(ending: signal.Signals) 
     endpoint, folder, pid = child.stdout.readline().split()
     port = int(endpoint.rpartition(":")[2])
     assert folder.startswith(tempfile.gettempdir())
-    assert not glob.glob(f"/tmp/seaweedfs-s3-{port}.sock")
-    sockets = f"/tmp/seaweedfs-*-{port + 10_000}.sock"
+    assert not list(SOCKETS.glob(f"seaweedfs-s3-{port}.sock"))
+    sockets = str(SOCKETS / f"seaweedfs-*-{port + 10_000}.sock")
     deadline_s = time.monotonic() + 60  # it answers by TCP before it has all of its sockets
     while not (Path(folder) / "s3.sock").exists() or not glob.glob(sockets):
         assert time.monotonic() < deadline_s, os.listdir(folder)

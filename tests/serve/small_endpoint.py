@@ -17,9 +17,10 @@ from ebbtide.serve.books import Books
 from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import Beat, Fleet
 from ebbtide.serve.http_server import HttpServer
-from ebbtide.serve.relay import Relay, Settings
+from ebbtide.serve.relay import Relay
 from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
+from ebbtide.serve.split import Settings
 from ebbtide.serve.traces import Traces
 from ebbtide.serve.worker_client import connected
 from tests.serve.stand_in import TOKEN, StandIn

@@ -18,7 +18,7 @@ from ebbtide.platform.records import Finished, Record, Served, Started, encode, 
 from ebbtide.serve.books import FLUSH_S, Books, served
 from ebbtide.serve.config import Role
 from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, Beat, EngineLoad, Fleet
-from ebbtide.serve.relay import Cost, Stage
+from ebbtide.serve.stages import Cost, Stage
 
 T = 1_800_000_000.0
 PRICES: dict[Role, Decimal | None] = {"prefill": Decimal("3.60"), "decode": Decimal("7.20")}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ebbtide.serve.fleet import Beat, Fleet
-from ebbtide.serve.relay import Settings
+from ebbtide.serve.split import Settings
 from tests.serve.small_endpoint import small_endpoint
 from tests.serve.stand_in import StandIn, says
 from tests.serve.test_relay import LONG, asked, is_whole

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.serve.relay import Settings
+from ebbtide.serve.split import Settings
 from tests.serve.small_endpoint import Answer, small_endpoint
 from tests.serve.stand_in import StandIn, says
 

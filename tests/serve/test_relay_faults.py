@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebbtide.serve.fleet import Beat
-from ebbtide.serve.relay import Settings
+from ebbtide.serve.split import Settings
 from ebbtide.serve.worker_client import Leg
 from tests.serve.small_endpoint import SmallEndpoint, small_endpoint
 from tests.serve.stand_in import StandIn, says

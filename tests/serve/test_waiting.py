@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ebbtide.serve.fleet import Beat
-from ebbtide.serve.relay import Settings
+from ebbtide.serve.split import Settings
 from tests.serve.small_endpoint import SmallEndpoint, small_endpoint
 from tests.serve.stand_in import StandIn, says
 from tests.serve.test_relay import LONG, asked, is_whole
