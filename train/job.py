@@ -215,11 +215,11 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) ->
     from ebbtide.platform.ray_seam import output
     from ebbtide.platform.ray_seam.train import ElasticTrainer
     from ebbtide.platform.ray_seam.train_policies import rank_errors
-    from ebbtide.platform.ray_seam.workers import forget_prepared, hook_environment
+    from ebbtide.platform.ray_seam.workers import forget_prepared, prepared_environment
     from ebbtide.train.controller import Judge, Scaling
     from ebbtide.train.elastic import Limits
     from ebbtide.train.failures import classify, to_raise
-    from ebbtide.train.warm import HOOK
+    from ebbtide.train.warm import HOOK, MODULES
     from ebbtide.train.worker import RankSpec, train_function
 
     workers = config.workers
@@ -244,7 +244,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) ->
             run_config=RunConfig(
                 name=config.name,
                 storage_path=str(folder),
-                worker_runtime_env={"env_vars": hook_environment(HOOK)},
+                worker_runtime_env=prepared_environment(HOOK, MODULES),
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
             process_group_timeout_s=_PROCESS_GROUP_TIMEOUT_S,

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 HOOK = "ebbtide.train.warm.warm"
 """The name under which Ray finds :func:`warm`."""
 
-_MODULES = (
+MODULES = (
     "torch",
     "torch._dynamo",  # imported by the first optimizer step
     "torch.distributed.checkpoint",
@@ -27,11 +27,12 @@ _MODULES = (
     "ebbtide.train.loop",
     "ebbtide.train.worker",
 )
+"""In the order in which they are imported."""
 
 
 def warm() -> None:
     """Import what a rank needs. Nothing that goes wrong here is an error: the rank will say so."""
-    for name in _MODULES:
+    for name in MODULES:
         try:
             importlib.import_module(name)
         except Exception:

@@ -6,7 +6,11 @@ Promises: preparing a worker is never needed, it only makes the start of an acto
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # no stubs
 import ray
@@ -27,9 +31,21 @@ from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 from ray.experimental import internal_kv
 
 from ebbtide.platform.errors import ClusterError
+from ebbtide.platform.ray_seam import fork_client
 
 RANK_MODULE = "ray.train.v2._internal.execution.worker_group.worker"
 """Where Ray Train has the actor class of its ranks; importing it takes a worker seconds."""
+
+HOOK_VARIABLE = WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+"""Environment variable: what a worker process calls before its first task."""
+
+_OTHER_PYTHON = {"pip", "uv", "conda", "container", "image_uri", "py_executable"}
+"""Keys of a runtime environment with which workers have a Python of their own."""
+
+_RAYLETS_PYTHON = (
+    r"tr '\0' '\n' < /proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
+)
+"""Shell: the Python with which the raylet, this process's parent, starts its workers."""
 
 _PRESTART_TIMEOUT_S = 10.0
 _PREPARED = "ebbtide-prepared"
@@ -50,12 +66,24 @@ def is_busy_worker(title: str) -> bool:
     return title.startswith("ray::") and not title.startswith(_NOT_BUSY)
 
 
-def hook_environment(hook: str) -> dict[str, str]:
-    """The environment with which a worker process calls ``module.function`` before its first task.
+def prepared_environment(hook: str, modules: Sequence[str]) -> dict[str, Any]:
+    """The runtime environment of workers that are forked from a process with these ``modules``.
 
-    Ray has this as ``worker_process_setup_hook``, for whole jobs only.
+    Each calls ``hook``, a ``module.function``, before its first task (Ray has that as
+    ``worker_process_setup_hook``, for whole jobs only). Workers are started as Ray does it where
+    the job has another Python (``pip``, ``conda``, containers), and on nodes that lack this one.
     """
-    return {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: hook}
+    variables = {HOOK_VARIABLE: hook}
+    python, client = sys.executable, str(fork_client.__file__)
+    odd = [path for path in (python, client) if shlex.quote(path) != path]
+    given = ray.get_runtime_context().runtime_env.keys()
+    if sys.platform != "linux" or odd or _OTHER_PYTHON & given:
+        return {"env_vars": variables}
+    return {
+        "env_vars": {**variables, fork_client.MODULES: ",".join(modules)},
+        "py_executable": f"$(if [ -x {python} ] && [ -f {client} ]; "
+        f"then echo {python} -I -S {client}; else {_RAYLETS_PYTHON}; fi)",
+    }
 
 
 def prestart_workers(node_id: str, count: int, runtime_env: str) -> None:

@@ -21,10 +21,17 @@ def test_a_node_can_be_asked_for_workers() -> None:
 
 
 def test_a_worker_calls_its_hook_before_its_first_task() -> None:
-    (name,) = PINS.own("hook_environment")("module.function")
+    name = PINS.own("HOOK_VARIABLE")
     constants = PINS.find("ray._private.ray_constants")
     assert name == constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
     PINS.says("ray._private.workers.default_worker", "WORKER_PROCESS_SETUP_HOOK_ENV_VAR")
+
+
+def test_a_worker_can_have_an_executable_of_its_own() -> None:
+    PINS.takes("ray.runtime_env:RuntimeEnv", "py_executable", "env_vars")
+    PINS.says("ray._private.runtime_env.context", '["exec", self.py_executable]')
+    PINS.says("ray._private.runtime_env.context", '"bash", "-c"')
+    PINS.says("ray._private.workers.default_worker", '__name__ == "__main__"')
 
 
 def test_the_actor_of_a_rank_is_where_workers_import_it_from() -> None:

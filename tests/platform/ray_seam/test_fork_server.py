@@ -1,0 +1,283 @@
+"""Workers are forked from one process with its imports done, and are what a started one would be.
+
+A shell plays the raylet: the parent of the clients, with whose end all ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import ray
+
+from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.platform.ray_seam import fork_client
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+WORKER = """
+import json, os, random, signal, sys
+report = {
+    "pid": os.getpid(), "group": os.getpgid(0), "parent": os.getppid(), "argv": sys.argv,
+    "folder": os.getcwd(), "environment": dict(os.environ), "path": sys.path[0], "name": __name__,
+    "modules": sorted(set(sys.modules) & {"heavy", "broken", "threads"}),
+    "state": list(sys.modules["heavy"].state) if "heavy" in sys.modules else None,
+    "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
+    "random": random.random(), "handler": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+}
+if "heavy" in sys.modules:
+    sys.modules["heavy"].state.append(os.getpid())
+print("said on stdout", flush=True)
+print("said on stderr", file=sys.stderr, flush=True)
+os.write(os.open(sys.argv[1] + ".new", os.O_WRONLY | os.O_CREAT), json.dumps(report).encode())
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+while True:
+    signal.pause()
+"""
+
+
+def until(look: Callable[[], T]) -> T:
+    """What ``look`` finds once it finds something."""
+    end_s = time.monotonic() + LIMIT_S
+    while not (found := look()):
+        assert time.monotonic() < end_s, "nothing has come of it"
+        time.sleep(0.01)
+    return found
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Node:
+    """A raylet's part: it starts clients, each in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        (folder / "worker.py").write_text(WORKER)
+        self.environment = {
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
+            "PATH": os.environ["PATH"],
+            fork_client.MODULES: "heavy",
+        }
+        with (folder / "stderr").open("w") as errors:
+            self.shell = subprocess.Popen(
+                ["bash"],
+                stdin=-1,
+                stdout=-1,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def module(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.py").write_text(text)
+
+    def start(self, **environment: str) -> tuple[int, dict[str, Any]]:
+        """A client's process number, and what its worker says."""
+        self.count += 1
+        report = self.folder / f"report{self.count}"
+        variables = " ".join(f"{k}={v}" for k, v in (self.environment | environment).items())
+        assert self.shell.stdin is not None and self.shell.stdout is not None
+        print(
+            f"set -m; cd {self.folder}; env -i {variables} {sys.executable} -I -S "
+            f"{fork_client.__file__} worker.py {report} >{report}.out 2>{report}.err & echo $!",
+            file=self.shell.stdin,
+            flush=True,
+        )
+        pid = int(self.shell.stdout.readline())
+        until(report.exists)
+        return pid, json.loads(report.read_text())
+
+    def errors(self, number: int) -> str:
+        return (self.folder / f"report{number}.err").read_text()
+
+    def processes(self) -> list[int]:
+        found = subprocess.run(
+            ["ps", "-s", str(self.shell.pid), "-o", "pid=,stat="], capture_output=True, text=True
+        )
+        rows = [line.split() for line in found.stdout.splitlines()]
+        return [int(pid) for pid, state in rows if not state.startswith("Z")]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    node.module("heavy", "open('imported', 'a').write('once ')\nstate = []\n")
+    yield node
+    node.shell.kill()
+    node.shell.communicate()
+    for pid in node.processes():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not node.processes())
+
+
+def imports(node: Node) -> int:
+    return len((node.folder / "imported").read_text().split())
+
+
+def test_workers_are_forked_from_one_process_that_has_imported(node: Node) -> None:
+    node.environment[fork_client.MODULES] = "heavy,numpy"
+    one, first = node.start(RAY_WORKER_ID="1")
+    two, second = node.start(RAY_WORKER_ID="2")
+    assert imports(node) == 1
+    assert first["parent"] == second["parent"] not in (one, two, node.shell.pid)
+    for client, report in ((one, first), (two, second)):
+        assert report["group"] == client != report["pid"]
+        assert report["modules"] == ["heavy"] and report["state"] == []
+        assert report["name"] == "__main__" and report["argv"][0] == "worker.py"
+        assert report["folder"] == str(node.folder) and report["handler"]
+    assert second["environment"]["RAY_WORKER_ID"] == "2"
+    assert "HOME" not in second["environment"]
+    assert first["random"] != second["random"] and first["numpy"] != second["numpy"]
+    assert (node.folder / "report2.out").read_text() == "said on stdout\n"
+    assert node.errors(2) == "said on stderr\n"
+
+
+def test_a_worker_ends_with_its_client_and_a_client_with_its_worker(node: Node) -> None:
+    one, first = node.start()
+    two, second = node.start()
+    os.kill(one, signal.SIGKILL)
+    until(lambda: not lives(first["pid"]))
+    os.kill(second["pid"], signal.SIGKILL)
+    until(lambda: not lives(two))
+
+
+def test_workers_outlive_the_fork_server_and_the_next_one_starts_another(node: Node) -> None:
+    client, first = node.start()
+    os.kill(first["parent"], signal.SIGKILL)
+    until(lambda: not lives(first["parent"]))
+    _, second = node.start()
+    assert lives(client) and lives(first["pid"])
+    assert second["parent"] != first["parent"] and imports(node) == 2
+
+
+def test_all_ends_with_the_raylet(node: Node) -> None:
+    _, report = node.start()
+    node.shell.kill()
+    until(lambda: not lives(report["parent"]))
+
+
+def test_what_was_imported_under_one_environment_is_not_forked_into_another(node: Node) -> None:
+    _, first = node.start(OMP_NUM_THREADS="1")
+    _, second = node.start(OMP_NUM_THREADS="2")
+    assert first["parent"] != second["parent"] and imports(node) == 2
+
+
+def test_a_module_that_cannot_be_imported_is_told_of_and_left_out(node: Node) -> None:
+    node.module("broken", "raise RuntimeError('not here')\n")
+    node.environment[fork_client.MODULES] = "broken,heavy"
+    client, report = node.start()
+    assert report["modules"] == ["heavy"] and report["pid"] != client
+    assert "broken cannot be imported ahead of time" in node.errors(1)
+
+
+def test_a_process_with_a_thread_is_not_forked(node: Node) -> None:
+    node.module(
+        "threads", "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
+    )
+    node.environment[fork_client.MODULES] = "threads"
+    client, report = node.start()
+    assert report["pid"] == client and report["modules"] == []
+    assert "started, not forked: the imported modules have started a thread" in node.errors(1)
+
+
+def test_a_library_that_sees_to_forks_itself_may_have_threads(node: Node) -> None:
+    """NumPy's OpenBLAS has as many threads as the machine has cores."""
+    node.environment |= {fork_client.MODULES: "numpy", "OPENBLAS_NUM_THREADS": "4"}
+    client, report = node.start()
+    assert report["pid"] != client, node.errors(1)
+
+
+def test_a_server_that_ends_while_it_imports_costs_a_fork_only(node: Node) -> None:
+    node.module("broken", "import os\nos._exit(1)\n")
+    node.environment[fork_client.MODULES] = "broken"
+    client, report = node.start()
+    assert report["pid"] == client
+    assert "started, not forked" in node.errors(1)
+
+
+def test_a_client_that_says_nonsense_or_nothing_does_no_harm(node: Node) -> None:
+    _, first = node.start()
+    (address,) = (
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if "@ebbtide-fork-" in line
+        and line.split()[5] == "01"
+        and _owner(line.split()[6]) == first["parent"]
+    )
+    for said in (b"\0\0\0\2[]", b"\0\0\0\2{}", b"\0\0\0\x09no", b""):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect("\0" + address[1:])
+            client.sendall(said)
+    _, second = node.start()
+    assert second["parent"] == first["parent"]
+
+
+@pytest.mark.ray
+def test_ray_takes_a_fork_for_a_worker(cluster: LocalCluster) -> None:
+    from ebbtide.platform.ray_seam.workers import is_busy_worker, prepared_environment
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    environment = prepared_environment(f"{__name__}.{_remember.__name__}", ["decimal"])
+    environment["env_vars"]["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        next(
+            node["NodeID"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]
+        ),
+        soft=False,
+    )
+
+    class Worker:
+        def told(self) -> tuple[int, int, bool]:
+            return os.getpid(), os.getppid(), "EBBTIDE_TEST_HOOK" in os.environ
+
+    options = {"num_cpus": 0, "runtime_env": environment, "scheduling_strategy": here}
+    actor = ray.remote(**options)(Worker)
+    workers = [actor.remote() for _ in range(2)]
+    (one, parent, first), (two, same, second) = ray.get([w.told.remote() for w in workers])
+    assert parent == same and one != two and first and second
+    assert fork_client.SERVER in Path(f"/proc/{parent}/cmdline").read_text()
+    assert is_busy_worker(Path(f"/proc/{one}/cmdline").read_text())
+    ray.kill(workers[0])
+    until(lambda: not lives(one))
+    assert ray.get(workers[1].told.remote())[0] == two
+
+
+def _remember() -> None:
+    os.environ["EBBTIDE_TEST_HOOK"] = "1"
+
+
+@pytest.mark.ray
+def test_a_job_with_a_python_of_its_own_has_its_workers_started(cluster: LocalCluster) -> None:
+    from ebbtide.platform.ray_seam.workers import HOOK_VARIABLE, prepared_environment
+
+    own = {"py_executable": sys.executable}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=own)
+    assert prepared_environment("module.hook", ["json"]) == {
+        "env_vars": {HOOK_VARIABLE: "module.hook"}
+    }
+
+
+def _owner(inode: str) -> int | None:
+    """The process that listens on a socket."""
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(entry) == f"socket:[{inode}]":
+                return int(entry.parts[2])
+        except OSError:
+            continue
+    return None
