@@ -1,8 +1,8 @@
 """Kills processes under open streams: whether every answer is completed, and with its tokens.
 
 ``python -m bench.serve_chaos [--short] [--kills N] [--seed N] [--json]``: one prefill and one
-decode worker. Each round opens greedy streams, kills one process (a replica, an engine or its
-worker, of either role) and compares all token ids with those of an undisturbed run; then it waits
+decode worker. Each round opens greedy streams, kills one process (a replica or its engine, of
+either role) and compares all token ids with those of an undisturbed run; then it waits
 for both roles. The last line is one JSON document.
 """
 
@@ -33,7 +33,7 @@ from ebbtide.serve.config import ServeConfig
 
 MODEL = "bench"
 STREAMS, TOKENS = 4, 160
-KINDS = ("replica", "engine", "worker")
+KINDS = ("replica", "engine")
 _BACK_S = 300.0
 
 
@@ -88,11 +88,10 @@ def victims(role: str, kind: str) -> list[psutil.Process]:
             if not command.startswith("ray::") or f"{role}:{MODEL}" not in command:
                 continue
             family = process.children(recursive=True)
-            names = {"engine": "VLLM::EngineCore", "worker": "VLLM::Worker"}
             if kind == "replica":
                 found.append(process)
             else:
-                found += [each for each in family if each.name().startswith(names[kind])]
+                found += [each for each in family if each.name().startswith("VLLM::EngineCore")]
         except psutil.NoSuchProcess:
             continue
     return found

@@ -10,6 +10,11 @@ from ebbtide.serve.config import Role, RoleConfig, ServeConfig
 
 MODEL_CALLBACK = "ebbtide.serve.replica.LocalModel"
 WORKER_EXTENSION = "ebbtide.serve.vllm_worker.WorkerExtension"
+IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Has the model computed in the engine's own process. vLLM takes another process for that on CPUs,
+and both wait for each other by polling without a pause: two cores for one engine, and nothing left
+for the processes that bring its tokens to clients. Its reason, to bind threads to cores before
+OpenMP starts, is none here: threads are not bound, and their number is in the environment."""
 
 _GIB = 2**30
 _CPU_KV_CACHE_GB = 1.0
@@ -93,6 +98,8 @@ def engine_options(config: ServeConfig, role: Role) -> dict[str, Any]:
         "enforce_eager": on_cpu,
         "worker_extension_cls": WORKER_EXTENSION,
     }
+    if on_cpu:
+        options["distributed_executor_backend"] = IN_ENGINE
     if config.mode != "colocated":
         options["kv_transfer_config"] = {
             "kv_connector": "NixlConnector",

@@ -18,7 +18,7 @@ import aiohttp
 from ray.serve.llm.deployment import LLMServer
 
 from ebbtide.platform.errors import ServeError
-from ebbtide.platform.ray_seam.llm import CallbackBase, engine_app, engine_client
+from ebbtide.platform.ray_seam.llm import CallbackBase, Engine, engine_app, engine_client
 from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
@@ -60,6 +60,8 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     engine has begun is ended, and then its processes, which Ray leaves to be killed; their shared
     memory is removed in any case.
     """
+
+    _default_engine_cls = Engine
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self,

@@ -1,7 +1,7 @@
-"""The extension of vLLM's worker process; importing it is the hook.
+"""The extension of vLLM's workers; importing it is the hook.
 
-vLLM imports ``WorkerExtension`` by name in each worker before the worker makes its NIXL agent or
-loads a model, and offers no other call at that moment.
+vLLM imports ``WorkerExtension`` by name in the process of each worker (on CPUs the engine's own)
+before the worker makes its NIXL agent or loads a model, and offers no other call at that moment.
 """
 
 from __future__ import annotations

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 
-__all__ = ["CallbackBase", "engine_app", "engine_client"]
+__all__ = ["CallbackBase", "Engine", "engine_app", "engine_client"]
+
+
+class Engine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types
+    """Ray's, with the executor that ``engine_kwargs`` name: Ray has engines on CPUs take another,
+    whatever they say."""
+
+    def _start_async_llm_engine(self, arguments: Any, config: Any, placement_group: Any) -> Any:
+        if wanted := self.llm_config.engine_kwargs.get("distributed_executor_backend"):
+            config.parallel_config.distributed_executor_backend = wanted
+        return super()._start_async_llm_engine(arguments, config, placement_group)
 
 
 def engine_client(server: Any) -> Any:

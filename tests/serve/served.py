@@ -34,7 +34,7 @@ def stream(client: openai.OpenAI, prompt: str, **options: Any) -> tuple[str, lis
 
 
 def workers(endpoint: Endpoint, role: str = "") -> list[psutil.Process]:
-    """The engines' processes, of one role or of both: each role's engine, then its worker."""
+    """The engines' processes, of one role or of both."""
     found: list[psutil.Process] = []
     for replica in replicas(endpoint, role):
         with contextlib.suppress(psutil.NoSuchProcess):

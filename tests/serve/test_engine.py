@@ -7,6 +7,7 @@ import importlib
 from ebbtide.platform.config import parse
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import (
+    IN_ENGINE,
     MODEL_CALLBACK,
     WORKER_EXTENSION,
     Site,
@@ -57,6 +58,7 @@ def test_options_of_cpu_engines() -> None:
     assert options["dtype"] == "float32"
     assert options["enforce_eager"] is True
     assert options["kv_cache_memory_bytes"] == 2**29
+    assert options["distributed_executor_backend"] == IN_ENGINE
     assert options["kv_transfer_config"]["kv_buffer_device"] == "cpu"
     assert "max_model_len" not in options
     assert engine_options(config(), "decode")["dtype"] == "auto"
@@ -69,7 +71,7 @@ def test_options_of_gpu_engines() -> None:
     assert options["tensor_parallel_size"] == 4
     assert options["enforce_eager"] is False
     assert options["kv_transfer_config"]["kv_buffer_device"] == "cuda"
-    assert "kv_cache_memory_bytes" not in options
+    assert not options.keys() & {"kv_cache_memory_bytes", "distributed_executor_backend"}
     assert fields["accelerator_config"] == {"kind": "gpu"}
     assert fields["deployment_config"]["num_replicas"] == 2
     assert "VLLM_CPU_OMP_THREADS_BIND" not in fields["runtime_env"]["env_vars"]

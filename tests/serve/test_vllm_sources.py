@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from ebbtide.serve.beats import _COUNTS
+from ebbtide.serve.engine import IN_ENGINE
 from ebbtide.serve.model_files import CPU_HEAD_SIZES
 from tests.installed_sources import definitions, source
 
@@ -21,6 +22,16 @@ def test_the_head_sizes_of_cpu_attention() -> None:  # serve/model_files.py
     returned = next(node for node in ast.walk(method) if isinstance(node, ast.Return))
     assert returned.value is not None
     assert tuple(ast.literal_eval(returned.value)) == CPU_HEAD_SIZES
+
+
+def test_a_model_can_be_computed_in_the_engines_process() -> None:  # serve/engine.py IN_ENGINE
+    module, _, name = IN_ENGINE.removeprefix("vllm.").rpartition(".")
+    executor = definitions("vllm", f"{module.replace('.', '/')}.py")[name]
+    assert "self.driver_worker" in ast.unparse(executor)
+    chosen = ast.unparse(definitions("vllm", "v1/executor/abstract.py")["Executor.get_class"])
+    assert "resolve_obj_by_qualname(distributed_executor_backend)" in chosen
+    platform = ast.unparse(source("vllm", "platforms/cpu.py"))
+    assert "parallel_config.distributed_executor_backend == 'uni'" in platform  # by this name only
 
 
 def test_an_engine_says_whether_it_sleeps_without_its_workers() -> None:  # serve/beats.py

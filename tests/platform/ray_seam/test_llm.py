@@ -37,7 +37,10 @@ def test_every_name_that_is_imported_exists() -> None:
             f"{CORE}/server/llm_server.py",  # serve/replica.py
             ["LLMServer.start", "LLMServer.check_health", "LLMServer.__del__"],
         ),
-        (f"{ENGINE}/vllm_engine.py", ["VLLMEngine.build_asgi_app"]),
+        (
+            f"{ENGINE}/vllm_engine.py",
+            ["VLLMEngine.build_asgi_app", "VLLMEngine._start_async_llm_engine"],
+        ),
     ],
 )
 def test_ray_serve_llm_has(path: str, names: list[str]) -> None:
@@ -57,6 +60,19 @@ def test_the_callback_can_take_the_download_over() -> None:  # serve/replica.py 
         ["LLMConfig.get_engine_config"],
         "LLMConfig",
     )
+
+
+def test_an_engine_can_have_another_executor_than_rays() -> None:
+    models = ast.unparse(source("ray", f"{ENGINE}/vllm_models.py"))
+    assert "engine_kwargs['distributed_executor_backend'] = executor_backend" in models
+    engine = definitions("ray", f"{ENGINE}/vllm_engine.py")
+    started = engine["VLLMEngine._start_async_llm_engine"]
+    assert isinstance(started, ast.FunctionDef)
+    taken = [each.arg for each in started.args.args]
+    assert taken == ["self", "vllm_engine_args", "vllm_engine_config", "placement_group"]
+    assert "Executor.get_class(vllm_engine_config)" in ast.unparse(started)
+    server = ast.unparse(source("ray", f"{CORE}/server/llm_server.py"))
+    assert "return self._default_engine_cls" in server  # serve/replica.py EngineServer
 
 
 def test_the_engines_client_is_where_it_is_looked_for() -> None:
