@@ -22,6 +22,7 @@ from typing import Any
 from bench.serve_client import measure
 from bench.serve_model import write_model
 from ebbtide.platform.ports import free_run
+from ebbtide.platform.process_session import descendants
 
 MODEL = "bench"
 MAX_MODEL_LEN = 1024
@@ -119,9 +120,9 @@ def idle_cpu_percent(seconds: float = 10.0) -> float:
 
     def used_s() -> float:
         total = 0.0
-        for process in psutil.Process().children(recursive=True):
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:2])
+                total += sum(psutil.Process(pid).cpu_times()[:2])
         return total
 
     before_s, began_s = used_s(), time.monotonic()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
@@ -28,6 +29,7 @@ import psutil  # type: ignore[import-untyped]  # its stubs are a package of thei
 from bench.serve_model import write_model
 from ebbtide.platform.config import parse
 from ebbtide.platform.ports import free_run
+from ebbtide.platform.process_session import descendants
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
 
@@ -82,12 +84,13 @@ async def stream(session: aiohttp.ClientSession, url: str, prompt: str, into: St
 def victims(role: str, kind: str) -> list[psutil.Process]:
     """The processes of a kind that a role has."""
     found = []
-    for process in psutil.Process().children(recursive=True):
+    for pid in descendants(os.getpid()):
         try:
+            process = psutil.Process(pid)
             command = " ".join(process.cmdline())
             if not command.startswith("ray::") or f"{role}:{MODEL}" not in command:
                 continue
-            family = process.children(recursive=True)
+            family = [psutil.Process(each) for each in descendants(pid)]
             if kind == "replica":
                 found.append(process)
             else:

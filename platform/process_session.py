@@ -12,6 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ebbtide.platform.ray_seam.fork_client import NAME
+
 _TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_TIMEOUT_S = 60.0
 _SEGMENTS = "/dev/shm/psm_"
@@ -27,6 +29,34 @@ def processes(session: int) -> list[int]:
                 state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
                 if int(sid) == session and state != "Z":
                     found.append(int(entry.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Live processes below one, and those that one among them stands for, which are forks of
+    another (:mod:`ebbtide.platform.ray_seam.fork_client`).
+    """
+    below: dict[int, list[int]] = {}
+    stands_for: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                head, _, tail = (entry / "stat").read_text().rpartition(")")
+                name, state, parent = head.partition("(")[2], *tail.split()[:2]
+                if state != "Z":
+                    below.setdefault(int(parent), []).append(int(entry.name))
+                if name.startswith(NAME):
+                    stands_for[int(entry.name)] = int(name.removeprefix(NAME))
+    found: list[int] = []
+    open_ = [pid]
+    while open_:
+        each = open_.pop()
+        own = below.get(each, [])
+        if each in stands_for:
+            own = [*own, stands_for[each]]
+        new = [other for other in own if other not in found]
+        found += new
+        open_ += new
     return found
 
 

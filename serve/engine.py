@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ebbtide.platform.ray_seam.fork_client import IDLE_S as FORK_IDLE_S
 from ebbtide.serve.config import Role, RoleConfig, ServeConfig
 
 MODEL_CALLBACK = "ebbtide.serve.replica.LocalModel"
@@ -24,6 +25,17 @@ _GRACE_S = 20
 ENGINE_STOP_S = 1.0
 """What an engine has to end by itself: its requests have ended before, and left to itself it would
 take several seconds, one engine after the other."""
+FORK_MODULES = (
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.entrypoints.openai.api_server",
+    "ray.serve.llm.deployment",
+    "ray.serve._private.replica",
+    "ebbtide.serve.replica",
+)
+"""What the processes of every engine import; a node does it once."""
+_STAY_WARM_S = "3600"
+"""How long a node keeps that ready while it has no engine, as where the endpoint scales to zero."""
 _START_ATTEMPTS = 1
 """A model that failed to load fails again; minutes of retries would only hide why."""
 
@@ -130,7 +142,7 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if site.is_loopback:
         variables |= {"UCX_NET_DEVICES": "lo", "VLLM_HOST_IP": "127.0.0.1"}
-    return variables
+    return {**variables, FORK_IDLE_S: _STAY_WARM_S}
 
 
 def num_ports(config: ServeConfig) -> int:

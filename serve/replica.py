@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from ray.serve.llm.deployment import LLMServer
 
 from ebbtide.platform.errors import ServeError
-from ebbtide.platform.ray_seam.llm import CallbackBase, Engine, engine_app, engine_client
+from ebbtide.platform.ray_seam.forked import fork_children
+from ebbtide.platform.ray_seam.llm import (
+    CallbackBase,
+    Engine,
+    Server,
+    engine_app,
+    engine_client,
+)
 from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
@@ -53,7 +59,7 @@ class LocalModel(CallbackBase):  # type: ignore[misc]  # Ray ships no types
         self.ctx.run_init_node = False
 
 
-class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
+class EngineServer(Server):
     """One engine behind vLLM's application, which only holders of ``token`` may use.
 
     Says why the engine did not start. When the replica ends, the router is told first, what the
@@ -82,6 +88,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]  # Ray ships no types
     async def start(self) -> None:
         """Start the engine, then its application, then tell the router. Raises ServeError."""
         detach_tracker()
+        fork_children()
         try:
             await super().start()
         except Exception as error:

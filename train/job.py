@@ -215,7 +215,11 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) ->
     from ebbtide.platform.ray_seam import output
     from ebbtide.platform.ray_seam.train import ElasticTrainer
     from ebbtide.platform.ray_seam.train_policies import rank_errors
-    from ebbtide.platform.ray_seam.workers import forget_prepared, prepared_environment
+    from ebbtide.platform.ray_seam.workers import (
+        HOOK_VARIABLE,
+        forget_prepared,
+        forked_environment,
+    )
     from ebbtide.train.controller import Judge, Scaling
     from ebbtide.train.elastic import Limits
     from ebbtide.train.failures import classify, to_raise
@@ -244,7 +248,7 @@ def _fit(config: TrainConfig, driver: Driver, lock: RunLock, first_step: int) ->
             run_config=RunConfig(
                 name=config.name,
                 storage_path=str(folder),
-                worker_runtime_env=prepared_environment(HOOK, MODULES),
+                worker_runtime_env=forked_environment({HOOK_VARIABLE: HOOK}, MODULES),
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
             process_group_timeout_s=_PROCESS_GROUP_TIMEOUT_S,

@@ -1,29 +1,42 @@
-"""Stands in for Python as the executable of a Ray worker: has the worker forked, not started.
+"""Stands in for Python as the executable of a worker process: has it forked, not started.
 
 Ray runs ``bash -c "exec <py_executable> default_worker.py ..."`` for each worker (its runtime
 environment's ``py_executable``). With this file as the executable the worker is a fork of the
 node's fork server (:mod:`ebbtide.platform.ray_seam.fork_server`), which has its imports behind it;
-the first that asks starts the server. Where no fork can be had, this process becomes the worker
-that Ray would have started, and says why on stderr.
+the first that asks starts the server. What a worker starts itself by ``multiprocessing`` can be
+forked from the same server (``--server NAME`` before the arguments). Where no fork can be had, this
+process becomes what would have been started, and says why on stderr.
 
 Run by its path, in isolation and without site: standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 SERVER = "ebbtide.platform.ray_seam.fork_server"
 MODULES = "EBBTIDE_FORK_MODULES"
 """Environment variable: what the fork server imports, separated by commas."""
+IDLE_S = "EBBTIDE_FORK_IDLE_S"
+"""Environment variable: seconds without a worker after which the fork server ends."""
+OF_SERVER = "--server"
+
+NAME = "fork-"
+"""A client calls itself so (``/proc/PID/comm``), with the number of its process's fork."""
 
 STANDARD_STREAMS = (0, 1, 2)
+MAX_DESCRIPTORS = 250
+"""The kernel passes 253 at a time."""
+
 _MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
 """Variables that may differ from worker to worker without a fork being different."""
 
@@ -32,11 +45,11 @@ def address(environment: Mapping[str, str], node: int) -> str:
     """Name of the abstract socket of a node's fork server for workers of this environment.
 
     ``node`` is the process number of the node's raylet. What was imported under one environment is
-    never forked into another.
+    not forked into another.
     """
     relevant = sorted((name, text) for name, text in environment.items() if name not in _MINE)
     text = json.dumps([node, os.getuid(), sys.executable, relevant])
-    return f"\0ebbtide-fork-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"ebbtide-fork-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def start_server(name: str, node: int) -> None:
@@ -44,7 +57,7 @@ def start_server(name: str, node: int) -> None:
     read, write = os.pipe()
     with open(read, "rb") as ready:
         subprocess.Popen(
-            [sys.executable, "-m", SERVER, name[1:], str(node), str(write)],
+            [sys.executable, "-m", SERVER, name, str(node), str(write)],
             pass_fds=[write],
             stdin=subprocess.DEVNULL,
             process_group=0,  # a group of its own: Ray kills its workers by their groups
@@ -53,45 +66,90 @@ def start_server(name: str, node: int) -> None:
         ready.read()
 
 
-def fork(name: str, command: Sequence[str]) -> str:
-    """Have the worker forked and wait for its end; the reason, if it cannot be forked.
+def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
+    """Have the command forked with these descriptors, wait for its end, and end like it; returns
+    the reason if it cannot be forked.
 
-    Raises OSError when there is no server.
+    Raises OSError when there is no server, and never once there is a fork.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.connect(name)
+        server.connect(f"\0{name}")
         request = {
             "command": list(command),
             "environment": dict(os.environ),
             "folder": os.getcwd(),
             "client": os.getpid(),
+            "descriptors": list(descriptors),
         }
         body = json.dumps(request).encode()
-        socket.send_fds(server, [len(body).to_bytes(4, "big")], STANDARD_STREAMS)
+        socket.send_fds(server, [len(body).to_bytes(4, "big")], descriptors)
         server.sendall(body)
         with server.makefile("rb") as answers:
             answer = json.loads(answers.readline() or '{"refused": "the fork server is gone"}')
             if "refused" in answer:
                 return str(answer["refused"])
-            answers.read()  # the worker holds the other end for as long as it lives
-    return ""
+            _stand_for(answer["worker"], descriptors)
+            try:
+                code = json.loads(answers.readline())["exit"]
+            except (OSError, ValueError):  # the server is gone, and now the fork is, too
+                code = 1
+    _end_as(code)
+
+
+def _stand_for(worker: int, descriptors: Sequence[int]) -> None:
+    """Pass signals on, hold nothing that is the worker's, and say which that is."""
+
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as own:
+        own.write(f"{NAME}{worker}")
+
+
+def _end_as(code: int) -> NoReturn:
+    """End with a worker's exit code, or by the signal of which it died (negative)."""
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(abs(code))
+
+
+def inherited() -> list[int]:
+    """The descriptors that were given to this process beside the standard streams."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if int(name) > max(STANDARD_STREAMS) and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return sorted(found)
 
 
 def main() -> None:
     """Be the worker, by a fork or in this process."""
-    command, node = sys.argv[1:], os.getppid()
-    name = address(os.environ, node)
+    command = sys.argv[1:]
     try:
-        try:
-            refused = fork(name, command)
-        except ConnectionRefusedError:
-            start_server(name, node)
-            refused = fork(name, command)
+        if command[0] == OF_SERVER:
+            _, name, *command = command
+            refused = fork(name, command, [*STANDARD_STREAMS, *inherited()][:MAX_DESCRIPTORS])
+        else:
+            node = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
+            name = address(os.environ, node)
+            try:
+                refused = fork(name, command, STANDARD_STREAMS)
+            except ConnectionRefusedError:
+                start_server(name, node)
+                refused = fork(name, command, STANDARD_STREAMS)
     except OSError as error:
         refused = str(error)
-    if refused:
-        print(f"this worker is started, not forked: {refused}", file=sys.stderr, flush=True)
-        os.execv(sys.executable, [sys.executable, *command])
+    print(f"this process is started, not forked: {refused}", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, *command])
 
 
 if __name__ == "__main__":

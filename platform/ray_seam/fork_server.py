@@ -1,7 +1,8 @@
 """A node's fork server: imports once what workers need, and forks a worker from that when asked.
 
 Promises: a fork is only made while this process has one thread and no accelerator's device open,
-since what runs on others does not live through a fork; the clients are told the reason else.
+since these do not live through a fork, and while forks draw different random numbers; the clients
+are told the reason else.
 Clients (:mod:`ebbtide.platform.ray_seam.fork_client`) are of the same user. The server ends with
 the node's raylet, and when it has had no worker for a while.
 
@@ -14,46 +15,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import logging
 import os
-import runpy
 import selectors
 import signal
 import socket
-import struct
 import sys
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
-from ebbtide.platform.ray_seam.fork_client import MODULES, STANDARD_STREAMS
+from ebbtide.platform.ray_seam import fork_client
+from ebbtide.platform.ray_seam.forked import Request, answer, become, receive
 
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 30.0
 _LOOK_S = 1.0
-_REQUEST_S = 5.0
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """Threads of libraries that see to forks: PyArrow's allocator stops its own and goes on after."""
-
-
-@dataclass
-class Request:
-    """A worker to fork: its command line, environment and folder, and its client.
-
-    ``client`` is the process that Ray takes for the worker; the connection is open for as long as
-    both live.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    folder: str
-    client: int
-    connection: socket.socket
-    streams: list[int]
 
 
 def end_threads_that_see_to_forks() -> None:
@@ -63,6 +44,39 @@ def end_threads_that_see_to_forks() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def ids_from_elsewhere() -> Iterator[None]:
+    """Inside, Ray names the actor classes of imported modules without its own random generator,
+    whose numbers, once it is in use, would be the same in all forks."""
+    import ray.actor
+
+    kind = ray.ActorClassID
+    size = len(kind.nil().binary())
+    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: kind(os.urandom(size)))
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = kind
+
+
+def draws_alike() -> bool:
+    """Whether two forks would draw the same numbers from Ray's random generator."""
+    from ray import UniqueID
+
+    drawn = set()
+    for _ in range(2):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, UniqueID.from_random().binary())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        drawn.add(os.read(read, 100))
+        os.close(read)
+        os.close(write)
+    return len(drawn) == 1
 
 
 def why_not() -> str:
@@ -75,104 +89,80 @@ def why_not() -> str:
         with contextlib.suppress(OSError):
             if (path := os.readlink(entry.path)).startswith(_ACCELERATORS):
                 return f"the imported modules have opened {path}"
+    if draws_alike():
+        return "the imported modules have drawn random numbers, which all forks would draw again"
     return ""
 
 
-def receive(connection: socket.socket) -> Request | None:
-    """A client's request; None if it is not of this user, has gone, or says something else."""
-    connection.settimeout(_REQUEST_S)
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    if struct.unpack("3i", credentials)[1] != os.getuid():
-        return None
-    streams: list[int] = []
-    try:
-        head, streams, _, _ = socket.recv_fds(connection, 4, len(STANDARD_STREAMS))
-        with connection.makefile("rb") as stream:
-            body = stream.read(int.from_bytes(head, "big"))
-        if len(streams) == len(STANDARD_STREAMS):
-            return Request(**json.loads(body), connection=connection, streams=streams)
-    except (OSError, ValueError, TypeError) as error:
-        logger.warning("a request for a worker is not understood: %s", error)
-    close(streams)
-    return None
+class Server:
+    """Forks for as long as it is needed."""
 
+    def __init__(self, listener: socket.socket, raylet: int, idle_s: float) -> None:
+        self._listener, self._raylet, self._idle_s = listener, raylet, idle_s
+        self._workers: dict[int, socket.socket] = {}
 
-def close(descriptors: Iterable[int]) -> None:
-    """Close those of a request that is not for this process."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def answer(connection: socket.socket, **said: str | int) -> None:
-    """Tell the client, if it is still there."""
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(said).encode() + b"\n")
-
-
-def serve(listener: socket.socket, raylet: int) -> Request | None:
-    """Fork workers until none is needed; None in the server at its end, the request in a worker."""
-    workers = 0
-    idle_s = 0.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        selector.register(raylet, selectors.EVENT_READ)
-        while idle_s < _IDLE_S:
-            ready = {key.fileobj for key, _ in selector.select(_LOOK_S)}
-            if raylet in ready:
-                return None
-            with contextlib.suppress(ChildProcessError):
-                while workers and os.waitpid(-1, os.WNOHANG)[0]:
-                    workers -= 1
-            idle_s = 0.0 if workers or ready else idle_s + _LOOK_S
-            if listener not in ready:
-                continue
-            connection, _ = listener.accept()
-            request = receive(connection)
-            if request is not None:
-                if reason := why_not():
-                    answer(connection, refused=reason)
-                elif os.fork() == 0:
+    def run(self) -> Request | None:
+        """None in the server at its end; in a worker, what it is to be."""
+        ended, end = socket.socketpair()
+        ended.setblocking(False)
+        end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
+        idle_s = 0.0
+        with ended, end, selectors.DefaultSelector() as selector:
+            watched: tuple[socket.socket | int, ...] = (self._listener, self._raylet, ended)
+            for each in watched:
+                selector.register(each, selectors.EVENT_READ)
+            while idle_s < self._idle_s:
+                ready = {key.fileobj for key, _ in selector.select(_LOOK_S)}
+                if self._raylet in ready:
+                    return None
+                if ended in ready:
+                    ended.recv(4096)
+                    self._reap()
+                idle_s = 0.0 if self._workers or ready else idle_s + _LOOK_S
+                if self._listener in ready and (request := self._fork()) is not None:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     return request
-                else:
-                    workers += 1
-                close(request.streams)
+        return None
+
+    def _fork(self) -> Request | None:
+        """Answer one client; its request in the fork."""
+        connection, _ = self._listener.accept()
+        request = receive(connection)
+        if request is None:
             connection.close()
-    return None
+            return None
+        reason = why_not()
+        pid = 0 if reason else os.fork()
+        if not reason and pid == 0:
+            for each in self._workers.values():
+                each.close()
+            return request
+        for descriptor in request.given:
+            os.close(descriptor)
+        if reason:
+            answer(connection, refused=reason)
+            connection.close()
+        else:
+            answer(connection, worker=pid)
+            self._workers[pid] = connection
+        return None
 
-
-def become(request: Request) -> None:
-    """Make this fork what the client's process would have been, and run the worker in it."""
-    with contextlib.suppress(OSError):  # the client is gone, or leads no group
-        os.setpgid(0, os.getpgid(request.client))
-    with contextlib.suppress(OSError):
-        score = Path(f"/proc/{request.client}/oom_score_adj").read_text()
-        Path("/proc/self/oom_score_adj").write_text(score)
-    for descriptor, standard in zip(request.streams, STANDARD_STREAMS, strict=True):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
-    os.chdir(request.folder)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    request.connection.settimeout(None)
-    threading.Thread(target=_end_with, args=(request.connection,), daemon=True).start()
-    answer(request.connection, worker=os.getpid())
-    sys.argv = request.command
-    sys.path[0] = str(Path(request.command[0]).parent)
-    runpy.run_path(request.command[0], run_name="__main__")
-
-
-def _end_with(client: socket.socket) -> None:
-    """Ray kills a worker that has not reported yet by the process that it started: the client."""
-    with contextlib.suppress(OSError):
-        client.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
+    def _reap(self) -> None:
+        """Tell the clients whose workers have ended."""
+        for pid in list(self._workers):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                with self._workers.pop(pid) as connection:
+                    answer(connection, exit=os.waitstatus_to_exitcode(status))
 
 
 def main() -> None:
     """Listen, import, and fork."""
     name, raylet, ready = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    before = dict(os.environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(f"\0{name}")
@@ -184,18 +174,21 @@ def main() -> None:
             node = os.pidfd_open(raylet)
         except ProcessLookupError:
             return
-        for module in filter(None, os.environ.get(MODULES, "").split(",")):
-            try:
-                importlib.import_module(module)
-            except Exception:
-                logger.warning("%s cannot be imported ahead of time", module, exc_info=True)
+        with ids_from_elsewhere():
+            for module in filter(None, os.environ.get(fork_client.MODULES, "").split(",")):
+                try:
+                    importlib.import_module(module)
+                except Exception:
+                    logger.warning("%s cannot be imported ahead of time", module, exc_info=True)
         end_threads_that_see_to_forks()
         gc.collect()
         gc.freeze()
-        request = serve(listener, node)
+        idle_s = float(os.environ.get(fork_client.IDLE_S) or _IDLE_S)
+        request = Server(listener, node, idle_s).run()
         os.close(node)
     if request is not None:
-        become(request)
+        set_by_imports = {k: v for k, v in os.environ.items() if before.get(k) != v}
+        become(request, name, set_by_imports)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,16 @@ from typing import Any
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+from ray.serve.llm.deployment import LLMServer
 
-__all__ = ["CallbackBase", "Engine", "engine_app", "engine_client"]
+__all__ = ["CallbackBase", "Engine", "Server", "engine_app", "engine_client"]
+
+
+class Server(LLMServer):  # type: ignore[misc]  # Ray ships no types
+    """Ray's, without its report of usage: that is made by an actor which imports vLLM again."""
+
+    async def _start_engine(self) -> None:
+        await self.engine.start()
 
 
 class Engine(VLLMEngine):  # type: ignore[misc]  # Ray ships no types

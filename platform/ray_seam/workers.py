@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # no stubs
@@ -37,7 +37,10 @@ RANK_MODULE = "ray.train.v2._internal.execution.worker_group.worker"
 """Where Ray Train has the actor class of its ranks; importing it takes a worker seconds."""
 
 HOOK_VARIABLE = WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-"""Environment variable: what a worker process calls before its first task."""
+"""Environment variable: the ``module.function`` that a worker process calls before its first task.
+
+Ray has that as ``worker_process_setup_hook``, for whole jobs only.
+"""
 
 _OTHER_PYTHON = {"pip", "uv", "conda", "container", "image_uri", "py_executable"}
 """Keys of a runtime environment with which workers have a Python of their own."""
@@ -66,19 +69,18 @@ def is_busy_worker(title: str) -> bool:
     return title.startswith("ray::") and not title.startswith(_NOT_BUSY)
 
 
-def prepared_environment(hook: str, modules: Sequence[str]) -> dict[str, Any]:
-    """The runtime environment of workers that are forked from a process with these ``modules``.
+def forked_environment(variables: Mapping[str, str], modules: Sequence[str]) -> dict[str, Any]:
+    """The runtime environment of workers with these environment ``variables``, which are forked
+    from a process of their node that has imported ``modules``.
 
-    Each calls ``hook``, a ``module.function``, before its first task (Ray has that as
-    ``worker_process_setup_hook``, for whole jobs only). Workers are started as Ray does it where
-    the job has another Python (``pip``, ``conda``, containers), and on nodes that lack this one.
+    They are started as Ray does it where the job has another Python (``pip``, ``conda``,
+    containers), and on nodes that lack this one.
     """
-    variables = {HOOK_VARIABLE: hook}
     python, client = sys.executable, str(fork_client.__file__)
     odd = [path for path in (python, client) if shlex.quote(path) != path]
-    given = ray.get_runtime_context().runtime_env.keys()
+    given = ray.get_runtime_context().runtime_env.keys() if ray.is_initialized() else set()
     if sys.platform != "linux" or odd or _OTHER_PYTHON & given:
-        return {"env_vars": variables}
+        return {"env_vars": dict(variables)}
     return {
         "env_vars": {**variables, fork_client.MODULES: ",".join(modules)},
         "py_executable": f"$(if [ -x {python} ] && [ -f {client} ]; "

@@ -102,3 +102,18 @@ time.sleep(600)
     finally:
         ours.close()
         ours.unlink()
+
+
+def test_descendants_are_those_that_one_stands_for_as_well() -> None:
+    other = start("sleep 60")
+    name = f"echo -n fork-{other.pid} > /proc/self/comm; sleep 61; true"
+    leader = start(f"sh -c '{name}' & wait")
+    try:
+        deadline_s = time.monotonic() + 10
+        while other.pid not in (found := process_session.descendants(leader.pid)):
+            assert time.monotonic() < deadline_s, found
+            time.sleep(0.01)
+        assert other.pid not in process_session.processes(leader.pid)
+    finally:
+        process_session.kill(leader)
+        process_session.kill(other)

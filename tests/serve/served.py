@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
+from ebbtide.platform import process_session
 from tests.serve.conftest import MODEL_NAME, Endpoint, engines
 
 
@@ -38,14 +39,23 @@ def workers(endpoint: Endpoint, role: str = "") -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for replica in replicas(endpoint, role):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += engines(replica.children(recursive=True))
+            found += engines(family(replica.pid))
+    return found
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All processes below one, forked ones too."""
+    found = []
+    for each in process_session.descendants(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(each))
     return found
 
 
 def replicas(endpoint: Endpoint, role: str = "") -> list[psutil.Process]:
     """The processes of Ray Serve's replicas that have an engine, of one role or of both."""
     found = []
-    for process in psutil.Process(endpoint.process.pid).children(recursive=True):
+    for process in family(endpoint.process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
             if command.startswith("ray::") and f"{role}:{MODEL_NAME}" in command:

@@ -31,7 +31,7 @@ import pytest
 
 from ebbtide.platform.ports import free_run
 from tests.serve.conftest import MODEL_NAME, Endpoint
-from tests.serve.served import complete, measured, ready, replicas, stream, until, workers
+from tests.serve.served import complete, family, measured, ready, replicas, stream, until, workers
 from tests.serve.tiny_model import MAX_MODEL_LEN, SYMBOLS
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -278,15 +278,15 @@ def test_another_model_is_served_without_a_request_that_fails(
 
 
 def test_ctrl_c_leaves_nothing(endpoint: Endpoint) -> None:
-    family = psutil.Process(endpoint.process.pid).children(recursive=True)
-    assert len(family) > 8
+    processes = family(endpoint.process.pid)
+    assert len(processes) > 8
     before = endpoint.log.read_text()
     for _ in range(2):  # an impatient one
         endpoint.process.send_signal(signal.SIGINT)
     assert endpoint.process.wait(90) == 130, endpoint.log.read_text()[-3000:]
     said = endpoint.log.read_text()[len(before) :]
     assert not any(word in said for word in ("Traceback", "rror", "failed")), said
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=10)
     assert alive == []
     assert endpoint.process.stdout is not None and endpoint.process.stdout.read() == ""
     with socket.socket() as probe:

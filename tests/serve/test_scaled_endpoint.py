@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
 from ray import serve
 
@@ -23,6 +22,7 @@ from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.serving import Serving
 from tests.serve import light_workers
 from tests.serve.light_workers import DRAIN_S
+from tests.serve.served import family
 from tests.serve.stand_in import says
 
 pytestmark = pytest.mark.ray
@@ -178,7 +178,7 @@ def node_of(role: str, cluster: LocalCluster) -> NodeHandle:
     (found,) = (
         node
         for node in cluster.nodes
-        for process in psutil.Process(node.process.pid).children(recursive=True)
+        for process in family(node.process.pid)
         if f"tide.{role}" in " ".join(process.cmdline())
     )
     return found

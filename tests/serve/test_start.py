@@ -16,6 +16,7 @@ import pytest
 
 from ebbtide.platform.ports import free_run
 from tests.serve.conftest import engines, shared_memory
+from tests.serve.served import family
 from tests.serve.tiny_model import MAX_MODEL_LEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -57,7 +58,7 @@ class Starting:
         return list(Path(tempfile.gettempdir()).glob(f"eb-ray-{self.process.pid}-*"))
 
     def family(self) -> list[psutil.Process]:
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in family(self.process.pid):
             self._family[child.pid] = child
         return list(self._family.values())
 

@@ -229,10 +229,11 @@ def test_a_client_that_says_nonsense_or_nothing_does_no_harm(node: Node) -> None
 
 @pytest.mark.ray
 def test_ray_takes_a_fork_for_a_worker(cluster: LocalCluster) -> None:
-    from ebbtide.platform.ray_seam.workers import is_busy_worker, prepared_environment
+    from ebbtide.platform.ray_seam.workers import HOOK_VARIABLE, forked_environment, is_busy_worker
 
     ray.init(address=cluster.address, log_to_driver=False)
-    environment = prepared_environment(f"{__name__}.{_remember.__name__}", ["decimal"])
+    hook = {HOOK_VARIABLE: f"{__name__}.{_remember.__name__}"}
+    environment = forked_environment(hook, ["decimal"])
     environment["env_vars"]["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         next(
@@ -263,13 +264,95 @@ def _remember() -> None:
 
 @pytest.mark.ray
 def test_a_job_with_a_python_of_its_own_has_its_workers_started(cluster: LocalCluster) -> None:
-    from ebbtide.platform.ray_seam.workers import HOOK_VARIABLE, prepared_environment
+    from ebbtide.platform.ray_seam.workers import forked_environment
 
     own = {"py_executable": sys.executable}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env=own)
-    assert prepared_environment("module.hook", ["json"]) == {
-        "env_vars": {HOOK_VARIABLE: "module.hook"}
-    }
+    assert forked_environment({"NAME": "text"}, ["json"]) == {"env_vars": {"NAME": "text"}}
+
+
+CHILD = """
+import json, multiprocessing, os, sys, time
+state = []
+
+def child(path, pipe):
+    me = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "state": state,
+          "title": open("/proc/self/comm").read(), "argv": sys.argv, "variable": os.environ["SET"]}
+    pipe.send(me)
+    if pipe.recv() == "end":
+        sys.exit(3)
+    time.sleep(600)
+"""
+PARENT = """
+import json, multiprocessing, os, sys
+sys.path.insert(0, os.getcwd())
+from ebbtide.platform.ray_seam import forked
+import heavy
+
+def main():
+    report = {"is_fork": forked.fork_children(), "pid": os.getpid(), "group": os.getpgid(0)}
+    heavy.state.append("changed here")
+    os.environ["SET"] = "later"
+    children, ends = report["children"], report["ends"] = [], []
+    context = multiprocessing.get_context("spawn")
+    for how in ("end", "terminate", "kill"):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=heavy.child, args=("x", theirs))
+        process.start()
+        children.append(ours.recv() | {"started": process.pid})
+        assert process.is_alive()
+        ours.send(how)
+        if how != "end":
+            getattr(process, how)()
+        process.join(60)
+        ends.append(process.exitcode)
+    os.write(os.open(sys.argv[1] + ".new", os.O_WRONLY | os.O_CREAT), json.dumps(report).encode())
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_a_fork_starts_by_multiprocessing_is_forked_too(node: Node) -> None:
+    node.module("heavy", "open('imported', 'a').write('once ')\n" + CHILD)
+    node.module("worker", PARENT)
+    _, report = node.start()
+    assert report["is_fork"] and imports(node) == 1, node.errors(1)
+    assert report["ends"] == [3, -signal.SIGTERM, -signal.SIGKILL]
+    for child in report["children"]:
+        assert child["pid"] != child["started"] and child["parent"] != report["pid"]
+        assert child["group"] == report["group"]
+        assert child["state"] == [] and child["variable"] == "later"
+        until(lambda pid=child["pid"]: not lives(pid))  # type: ignore[misc]
+
+
+def test_children_are_started_where_the_server_is_gone(node: Node) -> None:
+    node.module("heavy", "open('imported', 'a').write('once ')\n" + CHILD)
+    kill = "server = os.getppid(); os.kill(server, 9)\n    while os.getppid() == server: pass\n"
+    node.module("worker", PARENT.replace("context =", f"{kill}    context =", 1))
+    _, report = node.start()
+    assert report["ends"] == [3, -signal.SIGTERM, -signal.SIGKILL] and imports(node) == 4
+    assert [each["pid"] for each in report["children"]] == [
+        each["started"] for each in report["children"]
+    ]
+    assert "started, not forked" in node.errors(1)
+
+
+def test_random_numbers_of_ray_are_drawn_anew_in_every_fork(node: Node) -> None:
+    node.environment[fork_client.MODULES] = "actors"
+    node.module("actors", "import ray\n@ray.remote\nclass Actor:\n    pass\n")
+    draw = "import ray\nreport = {'drawn': ray.UniqueID.from_random().hex(), 'pid': os.getpid()}\n"
+    node.module("worker", WORKER.replace("print(", f"{draw}print(", 1))
+    (one, first), (_, second) = node.start(), node.start()
+    assert first["drawn"] != second["drawn"] and first["pid"] != one, node.errors(1)
+
+
+def test_a_process_that_has_drawn_random_numbers_is_not_forked(node: Node) -> None:
+    node.environment[fork_client.MODULES] = "drawn"
+    node.module("drawn", "import ray\nray.UniqueID.from_random()\n")
+    client, report = node.start()
+    assert report["pid"] == client and "have drawn random numbers" in node.errors(1)
 
 
 def _owner(inode: str) -> int | None:

@@ -79,3 +79,10 @@ def test_the_engines_client_is_where_it_is_looked_for() -> None:
     engine = ast.unparse(source("ray", f"{ENGINE}/vllm_engine.py"))
     assert "self._engine_client = self._start_async_llm_engine(" in engine
     assert "self.engine =" in ast.unparse(source("ray", f"{CORE}/server/llm_server.py"))
+
+
+def test_the_server_starts_its_engine_where_the_report_of_usage_can_be_left_out() -> None:
+    server = definitions("ray", f"{CORE}/server/llm_server.py")
+    starting = ast.unparse(server["LLMServer._start_engine"])
+    assert "await self.engine.start()" in starting
+    assert "push_telemetry_report_for_all_models(" in starting

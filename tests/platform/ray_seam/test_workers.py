@@ -52,3 +52,9 @@ def test_a_worker_can_say_that_it_is_prepared() -> None:
     PINS.takes(f"{store}:_internal_kv_put", "key", "value", "namespace")
     PINS.takes(f"{store}:_internal_kv_list", "prefix", "namespace")
     PINS.takes(f"{store}:_internal_kv_del", "key", "del_by_prefix", "namespace")
+
+
+def test_what_is_patched_while_a_fork_server_imports_is_there() -> None:
+    PINS.find("ray.actor:ActorClassID.from_random")
+    PINS.says("ray.actor:_make_actor", "ActorClassID.from_random()")
+    PINS.find("ray:UniqueID.from_random")
