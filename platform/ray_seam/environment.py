@@ -36,6 +36,13 @@ QUIET_NODE: Mapping[str, str] = {
 }
 """For the processes of a node on a machine that is used for other things."""
 
+QUIET_SERVE: Mapping[str, str] = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # 0.1 as it comes
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "0",  # 100: gauges of requests, of which it sees none
+}
+"""For the processes of Ray Serve, which work in these intervals whether there is anything to do or
+not."""
+
 QUICK_METRICS: Mapping[str, str] = {
     "RAY_enable_metrics_collection": "1",
     "RAY_metrics_report_interval_ms": "1000",  # 10 s as it comes

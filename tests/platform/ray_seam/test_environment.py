@@ -54,6 +54,12 @@ def test_the_time_out_for_a_group_is_that_for_placing_it() -> None:
     )
 
 
+def test_serves_processes_read_its_variables() -> None:
+    PINS.says("ray.serve._private.constants", *environment.QUIET_SERVE)
+    PINS.says("ray.serve._private.replica", "_enabled = RAY_SERVE_METRICS_EXPORT_INTERVAL_MS != 0")
+    PINS.says("ray.serve._private.controller", "asyncio.sleep(CONTROL_LOOP_INTERVAL_S)")
+
+
 def test_a_sweeps_variables_are_read() -> None:
     known = set(PINS.find("ray.tune.constants:TUNE_ENV_VARS"))
     known |= set(PINS.find("ray.air.constants:AIR_ENV_VARS"))
