@@ -1,4 +1,4 @@
-"""What a worker says of itself: twice a second to the routers, and to Ray Serve when it asks.
+"""What a worker says of itself: every second to the routers, and to Ray Serve when it asks.
 
 An engine is asked for a sign of life every second, as a stuck one keeps its sockets open and its
 replica well. The question does not go on to the engine's workers: one that does not compute keeps
@@ -59,6 +59,7 @@ class Pulse:
         """Get no new requests from now on, end what is begun until ``idle``, for so long at most,
         and say nothing more."""
         self._is_leaving = True
+        self._tell()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(idle, drain_s)
         for task in self._tasks:

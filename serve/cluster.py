@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ebbtide.platform.errors import ClusterError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION
+from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION, QUIET_SERVE
 from ebbtide.serve import interrupts
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ def local_cluster() -> LocalCluster:
     return LocalCluster(
         nodes=1,
         cpus_per_node=os.cpu_count() or 1,
-        environment=PATIENT_FAILURE_DETECTION,  # engines that load keep every core busy
+        # engines that load keep every core busy
+        environment={**PATIENT_FAILURE_DETECTION, **QUIET_SERVE},
     )
 
 

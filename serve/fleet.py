@@ -1,6 +1,6 @@
 """The workers that a router knows of, by what they say of themselves and what becomes of requests.
 
-Every worker says twice a second that it lives (:class:`Beat`). Promises: a worker that is silent,
+Every worker says every second that it lives (:class:`Beat`). Promises: a worker that is silent,
 whose engine does not answer, or at which a request has just failed gets no request while another
 one can; choices are pure functions of what is known. No clock of its own: callers give the time.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ebbtide.serve.config import Role
 from ebbtide.serve.prefixes import Prefixes
 
-BEAT_S = 0.5
+BEAT_S = 1.0
 SILENT_S = 4.0
 """A worker that has not been heard of for so long gets no requests while another can."""
 STUCK_S = 6.0

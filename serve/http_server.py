@@ -14,7 +14,15 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process that it runs in."""
+    """Leaves signals to the process that it runs in, and waits for its end; uvicorn's own looks ten
+    times a second whether it is to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.ended.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,8 +72,30 @@ class HttpServer:
     async def stop(self) -> None:
         """End it, with what it is answering."""
         self._server.should_exit = self._server.force_exit = True
+        self._server.ended.set()
         if self._task is not None:
             await self._task
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, as it is with vLLM; else Python's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def until_it_ends(host: str, port: int) -> None:
+    """Return when the process that listens at a port has ended: when the connection to it breaks
+    that says nothing. At once if nobody listens, or as soon as its other end will have no such."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(address, port)
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -3,8 +3,8 @@
 It listens itself, so that a request passes no other process on its way to an engine. Its event loop
 has a thread of its own; Ray's calls only hand it what workers say.
 
-There are two of them. Whichever gets the port serves; the other knows the workers as well, and
-tries for the port until the kernel frees it, which is at the other's death at the latest. The one
+There are two of them. Whichever gets the port serves; the other knows the workers as well, keeps a
+connection to it, and tries for the port when that breaks, which is at the other's death. The one
 that Ray starts again then is the spare.
 """
 
@@ -25,7 +25,7 @@ from ebbtide.platform.storage import open_storage
 from ebbtide.serve.books import FLUSH_S, Books
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.fleet import Beat, Fleet
-from ebbtide.serve.http_server import HttpServer
+from ebbtide.serve.http_server import HttpServer, new_event_loop, until_it_ends
 from ebbtide.serve.keys import ApiKey
 from ebbtide.serve.relay import Json, Relay
 from ebbtide.serve.router import Door, Router
@@ -83,7 +83,7 @@ class RouterProcess:
         self._ledger: LedgerWriter | None = None
         passed_on = "otlp_traces_endpoint" in config.engine
         self._traces = Traces(config.traces, config.name, passed_on)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._error: BaseException | None = None
         self._listens = False
         self._started = threading.Event()
@@ -229,3 +229,4 @@ class RouterProcess:
                     raise
             self._started.set()  # as the spare
             await asyncio.sleep(_TRY_S)
+            await until_it_ends(http.host, http.port)

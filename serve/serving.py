@@ -22,7 +22,8 @@ from ebbtide.serve.workers import Workers
 
 log = logging.getLogger(__name__)
 
-_WATCH_S = 2.0
+_WATCH_S = 10.0
+"""Each look costs Ray Serve's controller and this process some 20 ms."""
 _ADVISE_S = 60.0
 _SCALE_S = 1.0
 _BEAT_S = 0.2

@@ -68,7 +68,7 @@ def test_a_signal_ends_the_wait(
 ) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     ended: list[str] = []
-    clock = _Interrupting(number, at_s=7)
+    clock = _Interrupting(number, at_s=35)
     with pytest.raises(expected), serving(clock, lambda: ended.append("ended")) as it:
         it.wait()
     assert looked == [1] * 3
@@ -116,7 +116,7 @@ def test_an_endpoint_serves_where_it_cannot_be_asked(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
     with (
         pytest.raises(KeyboardInterrupt),
-        serving(_Interrupting(signal.SIGINT, at_s=7)) as it,
+        serving(_Interrupting(signal.SIGINT, at_s=35)) as it,
     ):
         it.wait()
     assert looked == [1] * 3
