@@ -30,6 +30,7 @@ CONTENDERS = ("bare", "stock", "ours")
 ROUNDS = {1: 40, 8: 12, 32: 4}
 SHORT_ROUNDS = {1: 12, 8: 4, 32: 1}
 _START_S = 400.0
+_OWN_PROCESSES = ("ray::RouterProcess", "ray::ServeReplica", "VLLM::")
 _ENGINE = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -110,24 +111,34 @@ def ours(model: Path, rounds: dict[int, int]) -> dict[str, Any]:
             ray.get(router.set_mode.remote(mode))
             print(f"mode: {mode}", file=sys.stderr, flush=True)
             found[prefix] = measure(serving.endpoint, MODEL, rounds)
-        found["idle_cpu_percent"] = idle_cpu_percent()
+        found |= idle()
     return found
 
 
-def idle_cpu_percent(seconds: float = 10.0) -> float:
-    """Of one core, by all processes below this one."""
+def idle(seconds: float = 20.0) -> dict[str, float]:
+    """What all processes below this one use of a core while nothing is asked, and the part of
+    routers, replicas and engines; the rest is Ray's own: its daemons, agents and controller."""
     import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-    def used_s() -> float:
-        total = 0.0
+    def used_s() -> dict[psutil.Process, float]:
+        found = {}
         for pid in descendants(os.getpid()):
             with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(psutil.Process(pid).cpu_times()[:2])
-        return total
+                process = psutil.Process(pid)
+                found[process] = sum(process.cpu_times()[:2])
+        return found
 
+    time.sleep(3.0)
     before_s, began_s = used_s(), time.monotonic()
     time.sleep(seconds)
-    return round((used_s() - before_s) / (time.monotonic() - began_s) * 100, 1)
+    took_s, total_s, own_s = time.monotonic() - began_s, 0.0, 0.0
+    for process, now_s in used_s().items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used = now_s - before_s.get(process, now_s)
+            total_s += used
+            own_s += used if " ".join(process.cmdline()).startswith(_OWN_PROCESSES) else 0.0
+    percent = {"": total_s, "application_": own_s}
+    return {f"idle_{k}cpu_percent": round(v / took_s * 100, 1) for k, v in percent.items()}
 
 
 def compared(found: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, parts in found.items():
         for prefix, by_clients in parts.items():
-            if prefix == "idle_cpu_percent":
+            if prefix.startswith("idle_"):
                 result[prefix] = by_clients
                 continue
             for clients, figures in by_clients.items():
