@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from types import SimpleNamespace
 
 import prometheus_client
 import pytest
 
 from ebbtide.platform.errors import ServeError
 from ebbtide.serve.beats import Pulse, engine_load
-from ebbtide.serve.fleet import GIVEN_UP_S, EngineLoad
+from ebbtide.serve.fleet import GIVEN_UP_S, Beat, EngineLoad
 
 
 class Engine:
     """A client of an engine that answers, hangs or has died."""
 
     errored = False
+    model_config = SimpleNamespace(max_model_len=64)
 
     def __init__(self) -> None:
         self.answers = asyncio.Event()
@@ -49,6 +51,30 @@ def test_an_engine_is_silent_from_its_last_answer_on() -> None:
         with pytest.raises(ServeError):
             pulse.check()
         probing.cancel()
+
+    asyncio.run(main())
+
+
+def test_who_leaves_says_so_before_it_ends_what_it_has_begun() -> None:
+    told: list[Beat] = []
+
+    def remote(beat: Beat) -> asyncio.Future[None]:
+        told.append(beat)
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heard.set_result(None)
+        return heard
+
+    async def main() -> None:
+        engine = Engine()
+        pulse = Pulse(engine, ["router"], "decode", "http://here")
+        pulse._routers = [SimpleNamespace(beat=SimpleNamespace(remote=remote))]
+        idle = asyncio.Event()
+        leaving = asyncio.create_task(pulse.leave(idle.wait(), 60))
+        while not told:
+            await asyncio.sleep(0)
+        assert told[0].is_leaving and not leaving.done()
+        idle.set()
+        await leaving
 
     asyncio.run(main())
 
