@@ -68,12 +68,12 @@ def test_who_leaves_says_so_before_it_ends_what_it_has_begun() -> None:
         engine = Engine()
         pulse = Pulse(engine, ["router"], "decode", "http://here")
         pulse._routers = [SimpleNamespace(beat=SimpleNamespace(remote=remote))]
-        idle = asyncio.Event()
-        leaving = asyncio.create_task(pulse.leave(idle.wait(), 60))
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        leaving = asyncio.create_task(pulse.leave(idle, 60))
         while not told:
             await asyncio.sleep(0)
         assert told[0].is_leaving and not leaving.done()
-        idle.set()
+        idle.set_result(None)
         await leaving
 
     asyncio.run(main())
