@@ -2,7 +2,7 @@
 
 ``python -m bench.recovery --json`` trains a Llama of 5 million parameters with up to three workers
 on a local cluster of three nodes, SIGKILLs a node of a rank (raylet and workers) ten times, and
-announces the end of one five times; a new node takes each one's place, but is not started before
+announces the end of one five times, always while another rank is there; a new node takes each one's place, but is not started before
 the run has made its next step: it would take the cores of this machine from the restart. Ray
 Train's own elastic trainer loses one node in the same way, on a cluster with Ray's own settings;
 no node takes its place. It prints one line of
@@ -92,8 +92,8 @@ class Blows:
             raise Enough
         kind = self._kinds[len(self.dealt)]
         busy = [n for n in self._nodes.nodes() if self._nodes.busy_workers(n, "TrainWorker")]
-        if not busy:
-            return  # a restart has begun meanwhile
+        if len(busy) < 2:
+            return  # a restart has begun meanwhile, or no peer holds what a kill takes away
         victim = busy[len(self.dealt) % len(busy)].name
         if kind == "kill":
             happening = self._chaos.kill(victim)
