@@ -15,10 +15,13 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
+from ebbtide.platform.ray_seam.llm import register_connectors
 from ebbtide.platform.ray_seam.workers import forked_environment
 from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.engine import FORK_MODULES, Site, application_names, llm_config
 from ebbtide.serve.replica import EngineServer
+
+__all__ = ["build", "check_options", "register_connectors"]
 
 
 def check_options(options: Iterable[str]) -> None:

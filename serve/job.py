@@ -245,6 +245,7 @@ def _start_serve() -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     _end_serve()  # one that serves nothing: it would keep its own options
     serve.start(proxy_location="Disabled")
+    builder().register_connectors()
 
 
 def _require_idle_serve() -> None:

@@ -5,10 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.engines.vllm.kv_transfer.factory import (
+    BUILTIN_BACKENDS,
+    KVConnectorBackendFactory,
+)
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm.deployment import LLMServer
 
-__all__ = ["CallbackBase", "Engine", "Server", "engine_app", "engine_client"]
+__all__ = [
+    "CallbackBase",
+    "Engine",
+    "Server",
+    "engine_app",
+    "engine_client",
+    "register_connectors",
+]
+
+
+def register_connectors() -> None:
+    """Have the cluster that this process is connected to know Ray's connectors for keys and values.
+
+    To be called before replicas start: one that finds them missing registers them itself, and fails
+    if another does so in the same moment. Importing Ray Serve LLM registers them, but only in the
+    first cluster that a process is connected to.
+    """
+    for name, path in BUILTIN_BACKENDS.items():
+        KVConnectorBackendFactory.unregister_backend(name)
+        KVConnectorBackendFactory.register_backend(name, path)
 
 
 class Server(LLMServer):  # type: ignore[misc]  # Ray ships no types

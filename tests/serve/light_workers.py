@@ -87,6 +87,10 @@ def check_options(options: Iterable[str]) -> None:
     """There are none."""
 
 
+def register_connectors() -> None:
+    """There are none."""
+
+
 def build(config: ServeConfig, site: Site, counts: Mapping[Role, int]) -> dict[str, Any]:
     """In place of ``ebbtide.serve.app.build``."""
     names = application_names(config, site.generation)

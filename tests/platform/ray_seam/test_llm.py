@@ -26,7 +26,12 @@ def test_every_name_that_is_imported_exists() -> None:
     for node in imports:
         if (node.module or "").startswith("ray."):
             path = f"{str(node.module).removeprefix('ray.').replace('.', '/')}.py"
-            PINS.knows(definitions("ray", path), [each.name for each in node.names], path)
+            values = [each for each in source("ray", path).body if isinstance(each, ast.Assign)]
+            named = {
+                target.id for v in values for target in v.targets if isinstance(target, ast.Name)
+            }
+            known = {*definitions("ray", path), *named}
+            PINS.knows(known, [each.name for each in node.names], path)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,21 @@ def test_an_engine_can_have_another_executor_than_rays() -> None:
     assert "Executor.get_class(vllm_engine_config)" in ast.unparse(started)
     server = ast.unparse(source("ray", f"{CORE}/server/llm_server.py"))
     assert "return self._default_engine_cls" in server  # serve/replica.py EngineServer
+
+
+def test_a_connector_that_is_registered_twice_is_refused() -> None:  # register_connectors
+    factory = f"{ENGINE}/kv_transfer/factory.py"
+    names = ["register_backend", "unregister_backend"]
+    PINS.knows(
+        definitions("ray", factory),
+        [f"KVConnectorBackendFactory.{each}" for each in names],
+        factory,
+    )
+    text = ast.unparse(source("ray", factory))
+    assert "for name, backend_path in BUILTIN_BACKENDS.items():" in text
+    assert text.endswith("_initialize_registry()")
+    registry = ast.unparse(source("ray", "llm/_internal/serve/utils/registry.py"))
+    assert "if self.contains(name):" in registry and "is already registered." in registry
 
 
 def test_the_engines_client_is_where_it_is_looked_for() -> None:
