@@ -2,11 +2,10 @@
 
 ``python -m bench.recovery --json`` trains a Llama of 5 million parameters with up to three workers
 on a local cluster of three nodes, SIGKILLs a node of a rank (raylet and workers) ten times, and
-announces the end of one five times, always while another rank is there; a new node takes each one's place, but is not started before
-the run has made its next step: it would take the cores of this machine from the restart. Ray
-Train's own elastic trainer loses one node in the same way, on a cluster with Ray's own settings;
-no node takes its place. It prints one line of
-JSON last:
+announces the end of one five times, always while another rank is there; a new node takes each
+one's place, but is not started before the run has made its next step: it would take the cores of
+this machine from the restart. Ray Train's own elastic trainer loses one node in the same way, on a
+cluster with Ray's own settings; no node takes its place. It prints one line of JSON last:
 
 - ``kill_to_step_s_median``, ``kill_to_step_s_p95``: from the SIGKILL to the first step that was
   finished after it.
