@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ebbtide.platform.ray_seam.environment import SERVE_REPLICA_MODULE
 from ebbtide.platform.ray_seam.fork_client import IDLE_S as FORK_IDLE_S
 from ebbtide.serve.config import Role, RoleConfig, ServeConfig
 
@@ -30,7 +31,7 @@ FORK_MODULES = (
     "vllm.v1.engine.core",
     "vllm.entrypoints.openai.api_server",
     "ray.serve.llm.deployment",
-    "ray.serve._private.replica",
+    SERVE_REPLICA_MODULE,
     "ebbtide.serve.replica",
 )
 """What the processes of every engine import; a node does it once."""

@@ -69,3 +69,7 @@ def test_a_sweeps_variables_are_read() -> None:
 def test_a_nodes_id_can_be_given() -> None:
     (name,) = environment.node_id("ab" * 28)
     PINS.says("ray._private.node", name)
+
+
+def test_the_actor_of_a_replica_is_where_it_is_imported_from() -> None:
+    PINS.says(environment.SERVE_REPLICA_MODULE, "class ReplicaActor")
