@@ -70,5 +70,6 @@ def node_id(of: str) -> dict[str, str]:
     """The environment with which ``ray start`` gives a node this id (hexadecimal, 28 bytes)."""
     return {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": of}
 
+
 SERVE_REPLICA_MODULE = "ray.serve._private.replica"
 """Where Ray Serve has the actor of its replicas, which each of them imports."""
