@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,12 @@ def start_server(name: str, node: int) -> None:
         ready.read()
 
 
+def is_ours(peer: socket.socket) -> bool:
+    """Whether the process at the other end is of this user: any may take a name, or connect."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
 def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
     """Have the command forked with these descriptors, wait for its end, and end like it; returns
     the reason if it cannot be forked.
@@ -74,6 +81,8 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(f"\0{name}")
+        if not is_ours(server):
+            return "the fork server is another user's"
         request = {
             "command": list(command),
             "environment": dict(os.environ),

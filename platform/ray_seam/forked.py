@@ -17,7 +17,6 @@ import runpy
 import shlex
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -56,8 +55,7 @@ class Request:
 def receive(connection: socket.socket) -> Request | None:
     """A client's request; None if it is not of this user, has gone, or says something else."""
     connection.settimeout(_REQUEST_S)
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    if struct.unpack("3i", credentials)[1] != os.getuid():
+    if not fork_client.is_ours(connection):
         return None
     given: list[int] = []
     try:

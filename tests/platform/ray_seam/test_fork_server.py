@@ -227,6 +227,21 @@ def test_a_client_that_says_nonsense_or_nothing_does_no_harm(node: Node) -> None
     assert second["parent"] == first["parent"]
 
 
+def test_another_user_who_has_taken_the_name_of_a_server_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"ebbtide-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+            refused = fork_client.fork(name, ["worker.py"], fork_client.STANDARD_STREAMS)
+        assert refused == "the fork server is another user's"
+        with listener.accept()[0] as connection:
+            assert connection.recv(1) == b""
+
+
 @pytest.mark.ray
 def test_ray_takes_a_fork_for_a_worker(cluster: LocalCluster) -> None:
     from ebbtide.platform.ray_seam.workers import HOOK_VARIABLE, forked_environment, is_busy_worker
