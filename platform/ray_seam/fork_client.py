@@ -45,11 +45,12 @@ _MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
 def address(environment: Mapping[str, str], node: int) -> str:
     """Name of the abstract socket of a node's fork server for workers of this environment.
 
-    ``node`` is the process number of the node's raylet. What was imported under one environment is
-    not forked into another.
+    ``node`` is the process number of the node's raylet, which other containers in the same network
+    may have, too. What was imported under one environment is not forked into another.
     """
+    container = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt")]
     relevant = sorted((name, text) for name, text in environment.items() if name not in _MINE)
-    text = json.dumps([node, os.getuid(), sys.executable, relevant])
+    text = json.dumps([node, container, os.getuid(), sys.executable, relevant])
     return f"ebbtide-fork-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

@@ -227,6 +227,17 @@ def test_a_client_that_says_nonsense_or_nothing_does_no_harm(node: Node) -> None
     assert second["parent"] == first["parent"]
 
 
+@pytest.mark.parametrize("other", ["pid", "mnt"])
+def test_a_container_in_the_same_network_has_servers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    ours = fork_client.address({}, 1)
+    assert fork_client.address({}, 1) == ours
+    read = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: read(path) + "0" * path.endswith(other))
+    assert fork_client.address({}, 1) != ours
+
+
 def test_another_user_who_has_taken_the_name_of_a_server_is_told_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
