@@ -119,15 +119,19 @@ class Server:
                     return None
                 if ended in ready:
                     ended.recv(4096)
-                    self._reap()
+                    self._reap(selector)
+                for pid, connection in self._workers.items():
+                    if connection in ready:  # the client is gone
+                        selector.unregister(connection)
+                        os.kill(pid, signal.SIGKILL)
                 idle_s = 0.0 if self._workers or ready else idle_s + _LOOK_S
-                if self._listener in ready and (request := self._fork()) is not None:
+                if self._listener in ready and (request := self._fork(selector)) is not None:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     return request
         return None
 
-    def _fork(self) -> Request | None:
+    def _fork(self, selector: selectors.BaseSelector) -> Request | None:
         """Answer one client; its request in the fork."""
         connection, _ = self._listener.accept()
         request = receive(connection)
@@ -148,14 +152,17 @@ class Server:
         else:
             answer(connection, worker=pid)
             self._workers[pid] = connection
+            selector.register(connection, selectors.EVENT_READ)
         return None
 
-    def _reap(self) -> None:
+    def _reap(self, selector: selectors.BaseSelector) -> None:
         """Tell the clients whose workers have ended."""
         for pid in list(self._workers):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 with self._workers.pop(pid) as connection:
+                    if connection in selector.get_map():
+                        selector.unregister(connection)
                     answer(connection, exit=os.waitstatus_to_exitcode(status))
 
 

@@ -135,7 +135,11 @@ def run(command: list[str]) -> None:
 
 
 def _end_with(client: int) -> None:
-    """Who kills the process that was started, and that the client is, means this one."""
+    """Who kills the process that was started, and that the client is, means this one.
+
+    The fork server sees to that, too, while it lives: this process may be at work that lets none of
+    its threads run.
+    """
     with contextlib.suppress(OSError), socket.socket(fileno=client) as connection:
         connection.recv(1)
     os.kill(os.getpid(), signal.SIGKILL)

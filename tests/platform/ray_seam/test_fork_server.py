@@ -156,6 +156,14 @@ def test_a_worker_ends_with_its_client_and_a_client_with_its_worker(node: Node) 
     until(lambda: not lives(two))
 
 
+def test_a_worker_that_lets_none_of_its_threads_run_ends_with_its_client(node: Node) -> None:
+    busy = WORKER.replace("signal.pause()", "pass")
+    node.module("worker", f"import sys; sys.setswitchinterval(1e6)\n{busy}")
+    client, report = node.start()
+    os.kill(client, signal.SIGKILL)
+    until(lambda: not lives(report["pid"]))
+
+
 def test_workers_outlive_the_fork_server_and_the_next_one_starts_another(node: Node) -> None:
     client, first = node.start()
     os.kill(first["parent"], signal.SIGKILL)
