@@ -96,8 +96,8 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
         server.sendall(body)
         with server.makefile("rb") as answers:
             answer = json.loads(answers.readline() or '{"refused": "the fork server is gone"}')
-            if "refused" in answer:
-                return str(answer["refused"])
+            if "worker" not in answer:
+                return str(answer.get("refused", "the fork has ended before its beginning"))
             _stand_for(answer["worker"], descriptors)
             try:
                 code = json.loads(answers.readline())["exit"]

@@ -143,6 +143,7 @@ class Server:
         if not reason and pid == 0:
             for each in self._workers.values():
                 each.close()
+            answer(connection, worker=os.getpid())  # not the server: it may die before it does
             return request
         for descriptor in request.given:
             os.close(descriptor)
@@ -150,7 +151,6 @@ class Server:
             answer(connection, refused=reason)
             connection.close()
         else:
-            answer(connection, worker=pid)
             self._workers[pid] = connection
             selector.register(connection, selectors.EVENT_READ)
         return None

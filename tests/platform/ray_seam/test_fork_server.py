@@ -173,6 +173,20 @@ def test_workers_outlive_the_fork_server_and_the_next_one_starts_another(node: N
     assert second["parent"] != first["parent"] and imports(node) == 2
 
 
+def test_a_worker_whose_server_dies_once_it_is_forked_is_not_started_again(node: Node) -> None:
+    dies = (
+        "import os\nforks = []\ndef forked():\n    forks.append(1)\n"
+        "    if len(forks) == 4: os.kill(os.getpid(), 9)\n"  # the first that is a worker
+        "os.register_at_fork(after_in_parent=forked)\n"
+    )
+    node.module("heavy", f"{dies}state = []\n")
+    ends = WORKER.replace("    signal.pause()", "    break") + "open('ends', 'a').write('once ')\n"
+    node.module("worker", ends)
+    client, report = node.start()
+    until(lambda: not lives(client))
+    assert report["pid"] != client and (node.folder / "ends").read_text() == "once "
+
+
 def test_all_ends_with_the_raylet(node: Node) -> None:
     _, report = node.start()
     node.shell.kill()
