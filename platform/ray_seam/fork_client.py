@@ -59,7 +59,8 @@ def start_server(name: str, node: int) -> None:
     read, write = os.pipe()
     with open(read, "rb") as ready:
         subprocess.Popen(
-            [sys.executable, "-m", SERVER, name, str(node), str(write)],
+            # -P: what lies in the folder of the first worker is not to be imported
+            [sys.executable, "-P", "-m", SERVER, name, str(node), str(write)],
             pass_fds=[write],
             stdin=subprocess.DEVNULL,
             process_group=0,  # a group of its own: Ray kills its workers by their groups

@@ -6,7 +6,7 @@ are told the reason else.
 Clients (:mod:`ebbtide.platform.ray_seam.fork_client`) are of the same user. The server ends with
 the node's raylet, and when it has had no worker for a while.
 
-``python -m ebbtide.platform.ray_seam.fork_server NAME RAYLET READY``: the name of an abstract
+``python -P -m ebbtide.platform.ray_seam.fork_server NAME RAYLET READY``: the name of an abstract
 socket, the raylet's process number, a descriptor that is closed once the server listens.
 """
 

@@ -130,7 +130,8 @@ def run(command: list[str]) -> None:
         exec(compile(command[at + 1], "<string>", "exec"), vars(main))
         return
     sys.argv = command
-    sys.path[0] = str(Path(command[0]).parent)
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))
     runpy.run_path(command[0], run_name="__main__")
 
 

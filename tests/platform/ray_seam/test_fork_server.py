@@ -28,7 +28,7 @@ WORKER = """
 import json, os, random, signal, sys
 report = {
     "pid": os.getpid(), "group": os.getpgid(0), "parent": os.getppid(), "argv": sys.argv,
-    "folder": os.getcwd(), "environment": dict(os.environ), "path": sys.path[0], "name": __name__,
+    "folder": os.getcwd(), "environment": dict(os.environ), "path": sys.path, "name": __name__,
     "modules": sorted(set(sys.modules) & {"heavy", "broken", "threads"}),
     "state": list(sys.modules["heavy"].state) if "heavy" in sys.modules else None,
     "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
@@ -205,6 +205,20 @@ def test_a_module_that_cannot_be_imported_is_told_of_and_left_out(node: Node) ->
     client, report = node.start()
     assert report["modules"] == ["heavy"] and report["pid"] != client
     assert "broken cannot be imported ahead of time" in node.errors(1)
+
+
+def test_modules_are_imported_from_where_a_started_process_has_them(node: Node) -> None:
+    modules = node.folder / "modules"
+    modules.mkdir()
+    (node.folder / "heavy.py").rename(modules / "heavy.py")
+    node.module("selectors", "raise RuntimeError('not this one')\n")
+    node.environment["PYTHONPATH"] = os.pathsep.join([str(modules), *filter(None, sys.path)])
+    for safe in ("", "1"):
+        client, report = node.start(PYTHONSAFEPATH=safe)
+        assert report["pid"] != client, node.errors(node.count)
+        assert report["path"].count(str(node.folder)) == (not safe)
+        assert str(modules) in report["path"]
+        assert any(path.endswith("ray/thirdparty_files") for path in report["path"])
 
 
 def test_a_process_with_a_thread_is_not_forked(node: Node) -> None:
