@@ -194,7 +194,11 @@ def main() -> None:
         request = Server(listener, node, idle_s).run()
         os.close(node)
     if request is not None:
-        set_by_imports = {k: v for k, v in os.environ.items() if before.get(k) != v}
+        set_by_imports = {
+            name: text
+            for name, text in os.environ.items()
+            if text != before.get(name) == request.environment.get(name)
+        }
         become(request, name, set_by_imports)
 
 

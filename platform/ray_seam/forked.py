@@ -86,7 +86,7 @@ def become(request: Request, server: str, set_by_imports: Mapping[str, str]) -> 
     """Make this fork what the client's process would have been, and run its command.
 
     ``server`` is the name of the fork server; ``set_by_imports`` what imports have done to the
-    environment.
+    environment, but for what the client has set otherwise.
     """
     global _server
     _server = server

@@ -339,7 +339,8 @@ state = []
 
 def child(path, pipe):
     me = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "state": state,
-          "title": open("/proc/self/comm").read(), "argv": sys.argv, "variable": os.environ["SET"]}
+          "title": open("/proc/self/comm").read(), "argv": sys.argv, "variable": os.environ["SET"],
+          "other": os.environ.get("OTHER")}
     pipe.send(me)
     if pipe.recv() == "end":
         sys.exit(3)
@@ -387,6 +388,14 @@ def test_what_a_fork_starts_by_multiprocessing_is_forked_too(node: Node) -> None
         assert child["group"] == report["group"]
         assert child["state"] == [] and child["variable"] == "later"
         until(lambda pid=child["pid"]: not lives(pid))  # type: ignore[misc]
+
+
+def test_a_child_has_the_variables_of_its_parent_where_imports_set_others(node: Node) -> None:
+    node.module("heavy", f"import os\nos.environ['SET'] = os.environ['OTHER'] = 'early'\n{CHILD}")
+    node.module("worker", PARENT.replace('"later"', '"later"; del os.environ["OTHER"]'))
+    _, report = node.start()
+    assert {child["variable"] for child in report["children"]} == {"later"}
+    assert {child["other"] for child in report["children"]} == {"early"}
 
 
 def test_children_are_started_where_the_server_is_gone(node: Node) -> None:
