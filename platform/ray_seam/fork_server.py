@@ -187,6 +187,7 @@ def main() -> None:
                     importlib.import_module(module)
                 except Exception:
                     logger.warning("%s cannot be imported ahead of time", module, exc_info=True)
+        sys.stdout.flush()  # else every fork would say again what the imports have said
         end_threads_that_see_to_forks()
         gc.collect()
         gc.freeze()

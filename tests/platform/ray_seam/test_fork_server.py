@@ -221,6 +221,14 @@ def test_modules_are_imported_from_where_a_started_process_has_them(node: Node) 
         assert any(path.endswith("ray/thirdparty_files") for path in report["path"])
 
 
+def test_what_imports_say_is_said_once(node: Node) -> None:
+    node.module("heavy", "state = []\nprint('imported')\n")
+    node.start()
+    node.start()
+    said = [(node.folder / f"report{number}.out").read_text().split("\n") for number in (1, 2)]
+    assert said == [["imported", "said on stdout", ""], ["said on stdout", ""]]
+
+
 def test_a_process_with_a_thread_is_not_forked(node: Node) -> None:
     node.module(
         "threads", "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
