@@ -12,9 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from ebbtide.platform.ray_seam.fork_client import NAME
+from ebbtide.platform.ray_seam.fork_client import NAME, TRACKER
 
-_TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_TIMEOUT_S = 60.0
 _SEGMENTS = "/dev/shm/psm_"
 _POLL_S = 0.01
@@ -115,7 +114,7 @@ def _open_segments(pid: int) -> set[str]:
 
 def _is_tracker(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return _TRACKER in Path("/proc", str(pid), "cmdline").read_bytes()
+        return TRACKER.encode() in Path("/proc", str(pid), "cmdline").read_bytes()
     return False
 
 

@@ -34,6 +34,9 @@ OF_SERVER = "--server"
 NAME = "fork-"
 """A client calls itself so (``/proc/PID/comm``), with the number of its process's fork."""
 
+TRACKER = "multiprocessing.resource_tracker"
+"""A process with this in its command line removes what others leave, and needs no imports."""
+
 STANDARD_STREAMS = (0, 1, 2)
 MAX_DESCRIPTORS = 250
 """The kernel passes 253 at a time."""
@@ -148,7 +151,10 @@ def main() -> None:
     try:
         if command[0] == OF_SERVER:
             _, name, *command = command
-            refused = fork(name, command, [*STANDARD_STREAMS, *inherited()][:MAX_DESCRIPTORS])
+            if any(TRACKER in each for each in command):
+                refused = "it is a resource tracker"
+            else:
+                refused = fork(name, command, [*STANDARD_STREAMS, *inherited()][:MAX_DESCRIPTORS])
         else:
             node = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
             name = address(os.environ, node)

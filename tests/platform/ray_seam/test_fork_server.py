@@ -418,6 +418,21 @@ def test_children_are_started_where_the_server_is_gone(node: Node) -> None:
     assert "started, not forked" in node.errors(1)
 
 
+def test_a_resource_tracker_is_found_by_its_command_line(node: Node) -> None:
+    """The end of a session waits for it: killed, it would leave what the others have left."""
+    track = (
+        "from multiprocessing import resource_tracker\n"
+        "from ebbtide.platform.ray_seam import forked\n"
+        "assert forked.fork_children()\nresource_tracker.ensure_running()\n"
+        "report = {'tracker': resource_tracker._resource_tracker._pid}\n"
+    )
+    node.module("worker", WORKER.replace("print(", f"{track}print(", 1))
+    _, report = node.start()
+    until(lambda: "it is a resource tracker" in node.errors(1))
+    until(lambda: "fork_client" not in Path(f"/proc/{report['tracker']}/cmdline").read_text())
+    assert fork_client.TRACKER in Path(f"/proc/{report['tracker']}/cmdline").read_text()
+
+
 def test_random_numbers_of_ray_are_drawn_anew_in_every_fork(node: Node) -> None:
     node.environment[fork_client.MODULES] = "actors"
     node.module("actors", "import ray\n@ray.remote\nclass Actor:\n    pass\n")
