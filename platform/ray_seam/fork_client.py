@@ -40,6 +40,8 @@ TRACKER = "multiprocessing.resource_tracker"
 STANDARD_STREAMS = (0, 1, 2)
 MAX_DESCRIPTORS = 250
 """The kernel passes 253 at a time."""
+HIGH_DESCRIPTOR = 512
+"""From here on a fork puts its own out of the way of those that it is given."""
 
 _MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
 """Variables that may differ from worker to worker without a fork being different."""
@@ -84,6 +86,8 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
 
     Raises OSError when there is no server, and never once there is a fork.
     """
+    if len(descriptors) > MAX_DESCRIPTORS or max(descriptors) >= HIGH_DESCRIPTOR:
+        return "it has more descriptors, or higher ones, than a fork can be given"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(f"\0{name}")
         if not is_ours(server):
@@ -154,7 +158,7 @@ def main() -> None:
             if any(TRACKER in each for each in command):
                 refused = "it is a resource tracker"
             else:
-                refused = fork(name, command, [*STANDARD_STREAMS, *inherited()][:MAX_DESCRIPTORS])
+                refused = fork(name, command, [*STANDARD_STREAMS, *inherited()])
         else:
             node = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
             name = address(os.environ, node)

@@ -29,8 +29,6 @@ from ebbtide.platform.ray_seam import fork_client
 logger = logging.getLogger(__name__)
 
 _REQUEST_S = 5.0
-_HIGH = 512
-"""Descriptors from here on are out of the way of those that a worker is given."""
 
 _server = ""
 
@@ -61,7 +59,9 @@ def receive(connection: socket.socket) -> Request | None:
     try:
         head, received, _, _ = socket.recv_fds(connection, 4, fork_client.MAX_DESCRIPTORS)
         for descriptor in received:
-            given.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+            given.append(
+                fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, fork_client.HIGH_DESCRIPTOR)
+            )
             os.close(descriptor)
         with connection.makefile("rb") as stream:
             body = stream.read(int.from_bytes(head, "big"))
@@ -95,7 +95,7 @@ def become(request: Request, server: str, set_by_imports: Mapping[str, str]) -> 
     with contextlib.suppress(OSError):
         score = Path(f"/proc/{request.client}/oom_score_adj").read_text()
         Path("/proc/self/oom_score_adj").write_text(score)
-    high = fcntl.fcntl(request.connection, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    high = fcntl.fcntl(request.connection, fcntl.F_DUPFD_CLOEXEC, fork_client.HIGH_DESCRIPTOR)
     request.connection.close()
     for descriptor, number in zip(request.given, request.descriptors, strict=True):
         os.dup2(descriptor, number)

@@ -406,6 +406,13 @@ def test_a_child_has_the_variables_of_its_parent_where_imports_set_others(node: 
     assert {child["other"] for child in report["children"]} == {"early"}
 
 
+@pytest.mark.parametrize(
+    "descriptors", [[*range(fork_client.MAX_DESCRIPTORS + 1)], [fork_client.HIGH_DESCRIPTOR]]
+)
+def test_what_a_fork_cannot_be_given_is_not_asked_for(descriptors: list[int]) -> None:
+    assert "descriptors" in fork_client.fork("no such server", ["worker.py"], descriptors)
+
+
 def test_children_are_started_where_the_server_is_gone(node: Node) -> None:
     node.module("heavy", "open('imported', 'a').write('once ')\n" + CHILD)
     kill = "server = os.getppid(); os.kill(server, 9)\n    while os.getppid() == server: pass\n"
