@@ -1,7 +1,7 @@
 """A fork of the fork server: what is asked for, and how the fork becomes that.
 
-Promises: it has the command line, environment, folder, descriptors and process group of its client,
-and ends with it. Nothing is imported here that a worker would not have.
+Promises: it has the command line, environment, folder, descriptors, process group, niceness and
+processors of its client, and ends with it. Nothing is imported here that a worker would not have.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ def become(request: Request, server: str, set_by_imports: Mapping[str, str]) -> 
     _server = server
     with contextlib.suppress(OSError):  # the client is gone
         os.setpgid(0, os.getpgid(request.client))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request.client))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(request.client))
     with contextlib.suppress(OSError):
         score = Path(f"/proc/{request.client}/oom_score_adj").read_text()
         Path("/proc/self/oom_score_adj").write_text(score)

@@ -348,6 +348,7 @@ state = []
 def child(path, pipe):
     me = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "state": state,
           "title": open("/proc/self/comm").read(), "argv": sys.argv, "variable": os.environ["SET"],
+          "nice": os.nice(0), "processors": [*os.sched_getaffinity(0)],
           "other": os.environ.get("OTHER")}
     pipe.send(me)
     if pipe.recv() == "end":
@@ -396,6 +397,17 @@ def test_what_a_fork_starts_by_multiprocessing_is_forked_too(node: Node) -> None
         assert child["group"] == report["group"]
         assert child["state"] == [] and child["variable"] == "later"
         until(lambda pid=child["pid"]: not lives(pid))  # type: ignore[misc]
+
+
+def test_a_child_has_the_niceness_and_the_processors_of_its_parent(node: Node) -> None:
+    """Ray's workers lower their own priority; vLLM binds its engines to the cores of a node."""
+    node.module("heavy", CHILD)
+    one = max(os.sched_getaffinity(0))
+    takes = f"os.nice(3); os.sched_setaffinity(0, [{one}])\n"
+    node.module("worker", PARENT.replace("context =", f"{takes}    context =", 1))
+    _, report = node.start()
+    for child in report["children"]:
+        assert child["nice"] == min(19, os.nice(0) + 3) and child["processors"] == [one]
 
 
 def test_a_child_has_the_variables_of_its_parent_where_imports_set_others(node: Node) -> None:
