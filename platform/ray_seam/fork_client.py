@@ -53,9 +53,8 @@ def address(environment: Mapping[str, str], node: int) -> str:
     ``node`` is the process number of the node's raylet, which other containers in the same network
     may have, too. What was imported under one environment is not forked into another.
     """
-    container = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt")]
     relevant = sorted((name, text) for name, text in environment.items() if name not in _MINE)
-    text = json.dumps([node, container, os.getuid(), sys.executable, relevant])
+    text = json.dumps([node, _container("self"), os.getuid(), sys.executable, relevant])
     return f"ebbtide-fork-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
@@ -75,9 +74,20 @@ def start_server(name: str, node: int) -> None:
 
 
 def is_ours(peer: socket.socket) -> bool:
-    """Whether the process at the other end is of this user: any may take a name, or connect."""
+    """Whether the process at the other end is of this user and container.
+
+    Whoever is in this network, as other containers may be, can take a name, and connect to it.
+    """
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+    process, user, _ = struct.unpack("3i", credentials)
+    try:
+        return bool(user == os.getuid() and _container(process) == _container("self"))
+    except OSError:  # it has ended, or is out of sight
+        return False
+
+
+def _container(process: int | str) -> list[str]:
+    return [os.readlink(f"/proc/{process}/ns/{kind}") for kind in ("pid", "mnt")]
 
 
 def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
@@ -91,7 +101,7 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(f"\0{name}")
         if not is_ours(server):
-            return "the fork server is another user's"
+            return "the fork server is another user's, or another container's"
         request = {
             "command": list(command),
             "environment": dict(os.environ),

@@ -3,8 +3,8 @@
 Promises: a fork is only made while this process has one thread and no accelerator's device open,
 since these do not live through a fork, and while forks draw different random numbers; the clients
 are told the reason else.
-Clients (:mod:`ebbtide.platform.ray_seam.fork_client`) are of the same user. The server ends with
-the node's raylet, and when it has had no worker for a while.
+Clients (:mod:`ebbtide.platform.ray_seam.fork_client`) are of the same user and container. The
+server ends with the node's raylet, and when it has had no worker for a while.
 
 ``python -P -m ebbtide.platform.ray_seam.fork_server NAME RAYLET READY``: the name of an abstract
 socket, the raylet's process number, a descriptor that is closed once the server listens.

@@ -51,7 +51,7 @@ class Request:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """A client's request; None if it is not of this user, has gone, or says something else."""
+    """A client's request; None if it is not ours, has gone, or says something else."""
     connection.settimeout(_REQUEST_S)
     if not fork_client.is_ours(connection):
         return None

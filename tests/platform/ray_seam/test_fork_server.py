@@ -20,7 +20,7 @@ import pytest
 import ray
 
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam import fork_client
+from ebbtide.platform.ray_seam import fork_client, forked
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -282,19 +282,43 @@ def test_a_container_in_the_same_network_has_servers_of_its_own(
     assert fork_client.address({}, 1) != ours
 
 
-def test_another_user_who_has_taken_the_name_of_a_server_is_told_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+READ = os.readlink
+OTHERS: list[tuple[str, Callable[..., Any]]] = [
+    ("getuid", lambda: os.geteuid() + 1),
+    ("readlink", lambda path: READ(path) + path * path.endswith("pid")),
+    ("readlink", lambda path: READ(path) + path * path.endswith("mnt")),
+    ("readlink", lambda path: READ(path.replace("self", "0"))),
+]
+"""Functions of ``os`` that make every other process one of another user or container."""
+
+
+@pytest.mark.parametrize("function", OTHERS)
+def test_others_who_have_taken_the_name_of_a_server_are_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, function: tuple[str, Callable[..., Any]]
 ) -> None:
     name = f"ebbtide-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
         with monkeypatch.context() as patch:
-            patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+            patch.setattr(os, *function)
             refused = fork_client.fork(name, ["worker.py"], fork_client.STANDARD_STREAMS)
-        assert refused == "the fork server is another user's"
+        assert refused == "the fork server is another user's, or another container's"
         with listener.accept()[0] as connection:
             assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("function", OTHERS)
+def test_a_request_of_others_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, function: tuple[str, Callable[..., Any]]
+) -> None:
+    server, client = socket.socketpair()
+    with server, client:
+        client.sendall(b"\0\0\0\2{}")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, *function)
+            assert forked.receive(server) is None
+        assert server.recv(100) == b"\0\0\0\2{}"
 
 
 @pytest.mark.ray
