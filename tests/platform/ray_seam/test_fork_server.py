@@ -472,8 +472,13 @@ def test_a_resource_tracker_is_found_by_its_command_line(node: Node) -> None:
     node.module("worker", WORKER.replace("print(", f"{track}print(", 1))
     _, report = node.start()
     until(lambda: "it is a resource tracker" in node.errors(1))
-    until(lambda: "fork_client" not in Path(f"/proc/{report['tracker']}/cmdline").read_text())
-    assert fork_client.TRACKER in Path(f"/proc/{report['tracker']}/cmdline").read_text()
+    command = Path(f"/proc/{report['tracker']}/cmdline")
+
+    def is_a_tracker() -> bool:
+        said = command.read_text()  # empty for a moment, while it becomes one
+        return fork_client.TRACKER in said and "fork_client" not in said
+
+    until(is_a_tracker)
 
 
 def test_random_numbers_of_ray_are_drawn_anew_in_every_fork(node: Node) -> None:
