@@ -1,132 +1,21 @@
-"""Workers are forked from one process with its imports done, and are what a started one would be.
-
-A shell plays the raylet: the parent of the clients, with whose end all ends.
-"""
+"""Workers are forked from one process with its imports done, and are what started ones are."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import ray
 
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam import fork_client, forked
-
-T = TypeVar("T")
-LIMIT_S = 60.0
-WORKER = """
-import json, os, random, signal, sys
-report = {
-    "pid": os.getpid(), "group": os.getpgid(0), "parent": os.getppid(), "argv": sys.argv,
-    "folder": os.getcwd(), "environment": dict(os.environ), "path": sys.path, "name": __name__,
-    "modules": sorted(set(sys.modules) & {"heavy", "broken", "threads"}),
-    "state": list(sys.modules["heavy"].state) if "heavy" in sys.modules else None,
-    "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
-    "random": random.random(), "handler": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
-}
-if "heavy" in sys.modules:
-    sys.modules["heavy"].state.append(os.getpid())
-print("said on stdout", flush=True)
-print("said on stderr", file=sys.stderr, flush=True)
-os.write(os.open(sys.argv[1] + ".new", os.O_WRONLY | os.O_CREAT), json.dumps(report).encode())
-os.rename(sys.argv[1] + ".new", sys.argv[1])
-while True:
-    signal.pause()
-"""
-
-
-def until(look: Callable[[], T]) -> T:
-    """What ``look`` finds once it finds something."""
-    end_s = time.monotonic() + LIMIT_S
-    while not (found := look()):
-        assert time.monotonic() < end_s, "nothing has come of it"
-        time.sleep(0.01)
-    return found
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-class Node:
-    """A raylet's part: it starts clients, each in a process group of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.count = 0
-        (folder / "worker.py").write_text(WORKER)
-        self.environment = {
-            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
-            "PATH": os.environ["PATH"],
-            fork_client.MODULES: "heavy",
-        }
-        with (folder / "stderr").open("w") as errors:
-            self.shell = subprocess.Popen(
-                ["bash"],
-                stdin=-1,
-                stdout=-1,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-
-    def module(self, name: str, text: str) -> None:
-        (self.folder / f"{name}.py").write_text(text)
-
-    def start(self, **environment: str) -> tuple[int, dict[str, Any]]:
-        """A client's process number, and what its worker says."""
-        self.count += 1
-        report = self.folder / f"report{self.count}"
-        variables = " ".join(f"{k}={v}" for k, v in (self.environment | environment).items())
-        assert self.shell.stdin is not None and self.shell.stdout is not None
-        print(
-            f"set -m; cd {self.folder}; env -i {variables} {sys.executable} -I -S "
-            f"{fork_client.__file__} worker.py {report} >{report}.out 2>{report}.err & echo $!",
-            file=self.shell.stdin,
-            flush=True,
-        )
-        pid = int(self.shell.stdout.readline())
-        until(report.exists)
-        return pid, json.loads(report.read_text())
-
-    def errors(self, number: int) -> str:
-        return (self.folder / f"report{number}.err").read_text()
-
-    def processes(self) -> list[int]:
-        found = subprocess.run(
-            ["ps", "-s", str(self.shell.pid), "-o", "pid=,stat="], capture_output=True, text=True
-        )
-        rows = [line.split() for line in found.stdout.splitlines()]
-        return [int(pid) for pid, state in rows if not state.startswith("Z")]
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
-    node.module("heavy", "open('imported', 'a').write('once ')\nstate = []\n")
-    yield node
-    node.shell.kill()
-    node.shell.communicate()
-    for pid in node.processes():
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not node.processes())
-
-
-def imports(node: Node) -> int:
-    return len((node.folder / "imported").read_text().split())
+from tests.platform.ray_seam.forking import WORKER, Node, imports, lives, until
 
 
 def test_workers_are_forked_from_one_process_that_has_imported(node: Node) -> None:
@@ -363,122 +252,6 @@ def test_a_job_with_a_python_of_its_own_has_its_workers_started(cluster: LocalCl
     own = {"py_executable": sys.executable}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env=own)
     assert forked_environment({"NAME": "text"}, ["json"]) == {"env_vars": {"NAME": "text"}}
-
-
-CHILD = """
-import json, multiprocessing, os, sys, time
-state = []
-
-def child(path, pipe):
-    me = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "state": state,
-          "title": open("/proc/self/comm").read(), "argv": sys.argv, "variable": os.environ["SET"],
-          "nice": os.nice(0), "processors": [*os.sched_getaffinity(0)],
-          "other": os.environ.get("OTHER")}
-    pipe.send(me)
-    if pipe.recv() == "end":
-        sys.exit(3)
-    time.sleep(600)
-"""
-PARENT = """
-import json, multiprocessing, os, sys
-sys.path.insert(0, os.getcwd())
-from ebbtide.platform.ray_seam import forked
-import heavy
-
-def main():
-    report = {"is_fork": forked.fork_children(), "pid": os.getpid(), "group": os.getpgid(0)}
-    heavy.state.append("changed here")
-    os.environ["SET"] = "later"
-    children, ends = report["children"], report["ends"] = [], []
-    context = multiprocessing.get_context("spawn")
-    for how in ("end", "terminate", "kill"):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=heavy.child, args=("x", theirs))
-        process.start()
-        children.append(ours.recv() | {"started": process.pid})
-        assert process.is_alive()
-        ours.send(how)
-        if how != "end":
-            getattr(process, how)()
-        process.join(60)
-        ends.append(process.exitcode)
-    os.write(os.open(sys.argv[1] + ".new", os.O_WRONLY | os.O_CREAT), json.dumps(report).encode())
-    os.rename(sys.argv[1] + ".new", sys.argv[1])
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_what_a_fork_starts_by_multiprocessing_is_forked_too(node: Node) -> None:
-    node.module("heavy", "open('imported', 'a').write('once ')\n" + CHILD)
-    node.module("worker", PARENT)
-    _, report = node.start()
-    assert report["is_fork"] and imports(node) == 1, node.errors(1)
-    assert report["ends"] == [3, -signal.SIGTERM, -signal.SIGKILL]
-    for child in report["children"]:
-        assert child["pid"] != child["started"] and child["parent"] != report["pid"]
-        assert child["group"] == report["group"]
-        assert child["state"] == [] and child["variable"] == "later"
-        until(lambda pid=child["pid"]: not lives(pid))  # type: ignore[misc]
-
-
-def test_a_child_has_the_niceness_and_the_processors_of_its_parent(node: Node) -> None:
-    """Ray's workers lower their own priority; vLLM binds its engines to the cores of a node."""
-    node.module("heavy", CHILD)
-    one = max(os.sched_getaffinity(0))
-    takes = f"os.nice(3); os.sched_setaffinity(0, [{one}])\n"
-    node.module("worker", PARENT.replace("context =", f"{takes}    context =", 1))
-    _, report = node.start()
-    for child in report["children"]:
-        assert child["nice"] == min(19, os.nice(0) + 3) and child["processors"] == [one]
-
-
-def test_a_child_has_the_variables_of_its_parent_where_imports_set_others(node: Node) -> None:
-    node.module("heavy", f"import os\nos.environ['SET'] = os.environ['OTHER'] = 'early'\n{CHILD}")
-    node.module("worker", PARENT.replace('"later"', '"later"; del os.environ["OTHER"]'))
-    _, report = node.start()
-    assert {child["variable"] for child in report["children"]} == {"later"}
-    assert {child["other"] for child in report["children"]} == {"early"}
-
-
-@pytest.mark.parametrize(
-    "descriptors", [[*range(fork_client.MAX_DESCRIPTORS + 1)], [fork_client.HIGH_DESCRIPTOR]]
-)
-def test_what_a_fork_cannot_be_given_is_not_asked_for(descriptors: list[int]) -> None:
-    assert "descriptors" in fork_client.fork("no such server", ["worker.py"], descriptors)
-
-
-def test_children_are_started_where_the_server_is_gone(node: Node) -> None:
-    node.module("heavy", "open('imported', 'a').write('once ')\n" + CHILD)
-    kill = "server = os.getppid(); os.kill(server, 9)\n    while os.getppid() == server: pass\n"
-    node.module("worker", PARENT.replace("context =", f"{kill}    context =", 1))
-    _, report = node.start()
-    assert report["ends"] == [3, -signal.SIGTERM, -signal.SIGKILL] and imports(node) == 4
-    assert [each["pid"] for each in report["children"]] == [
-        each["started"] for each in report["children"]
-    ]
-    assert "started, not forked" in node.errors(1)
-
-
-def test_a_resource_tracker_is_found_by_its_command_line(node: Node) -> None:
-    """The end of a session waits for it: killed, it would leave what the others have left."""
-    track = (
-        "from multiprocessing import resource_tracker\n"
-        "from ebbtide.platform.ray_seam import forked\n"
-        "assert forked.fork_children()\nresource_tracker.ensure_running()\n"
-        "report = {'tracker': resource_tracker._resource_tracker._pid}\n"
-    )
-    node.module("worker", WORKER.replace("print(", f"{track}print(", 1))
-    _, report = node.start()
-    until(lambda: "it is a resource tracker" in node.errors(1))
-    command = Path(f"/proc/{report['tracker']}/cmdline")
-
-    def is_a_tracker() -> bool:
-        said = command.read_text()  # empty for a moment, while it becomes one
-        return fork_client.TRACKER in said and "fork_client" not in said
-
-    until(is_a_tracker)
 
 
 def test_random_numbers_of_ray_are_drawn_anew_in_every_fork(node: Node) -> None:
