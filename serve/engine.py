@@ -36,7 +36,7 @@ FORK_MODULES = (
 )
 """What the processes of every engine import; a node does it once."""
 _STAY_WARM_S = "3600"
-"""How long a node keeps that ready while it has no engine, as where the endpoint scales to zero."""
+"""How long a node keeps that ready without an engine, where an endpoint may scale to zero."""
 _START_ATTEMPTS = 1
 """A model that failed to load fails again; minutes of retries would only hide why."""
 
@@ -143,7 +143,9 @@ def environment(config: ServeConfig, role: Role, site: Site) -> dict[str, str]:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if site.is_loopback:
         variables |= {"UCX_NET_DEVICES": "lo", "VLLM_HOST_IP": "127.0.0.1"}
-    return {**variables, FORK_IDLE_S: _STAY_WARM_S}
+    if any(own.least == 0 for own in config.roles.values()):
+        variables[FORK_IDLE_S] = _STAY_WARM_S
+    return variables
 
 
 def num_ports(config: ServeConfig) -> int:
