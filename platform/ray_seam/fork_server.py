@@ -138,8 +138,12 @@ class Server:
         if request is None:
             connection.close()
             return None
-        reason = why_not()
-        pid = 0 if reason else os.fork()
+        pid = 0
+        try:
+            reason = why_not()
+            pid = 0 if reason else os.fork()
+        except OSError as error:  # too many processes, or too little memory
+            reason = f"the fork server cannot fork: {error}"
         if not reason and pid == 0:
             for each in self._workers.values():
                 each.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 import ray
 
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam import fork_client, forked
-from tests.platform.ray_seam.forking import WORKER, Node, imports, lives, until
+from ebbtide.platform.ray_seam import fork_client, fork_server, forked
+from tests.platform.ray_seam.forking import LIMIT_S, WORKER, Node, imports, lives, until
 
 
 def test_workers_are_forked_from_one_process_that_has_imported(node: Node) -> None:
@@ -243,6 +245,42 @@ def test_ray_takes_a_fork_for_a_worker(cluster: LocalCluster) -> None:
 
 def _remember() -> None:
     os.environ["EBBTIDE_TEST_HOOK"] = "1"
+
+
+@pytest.mark.ray
+def test_a_node_without_this_python_starts_workers_with_its_own(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ebbtide.platform.ray_seam.workers import forked_environment
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        environment = forked_environment({"NAME": "text"}, ["json"])
+    assert "py_executable" in environment
+    asked = ray.remote(num_cpus=1, runtime_env=environment)(lambda: (sys.executable, os.getppid()))
+    python, parent = ray.get(asked.remote(), timeout=LIMIT_S)
+    assert python == sys.executable
+    assert fork_client.SERVER not in Path(f"/proc/{parent}/cmdline").read_text()
+
+
+def test_a_server_that_cannot_fork_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"ebbtide-test-{os.getpid()}"
+    tried: list[int] = []
+
+    def fork() -> int:
+        tried.append(1)
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        reader = ThreadPoolExecutor(1).submit(fork_client.fork, name, ["worker.py"], [0, 1, 2])
+        monkeypatch.setattr(fork_server, "why_not", lambda: "")
+        monkeypatch.setattr(os, "fork", fork)
+        server = fork_server.Server(listener, -1, 1.0)
+        assert server._fork(selectors.DefaultSelector()) is None and tried
+    assert "cannot fork" in reader.result(LIMIT_S)
 
 
 @pytest.mark.ray
