@@ -26,6 +26,7 @@ from ray.train.v2._internal.callbacks.placement_group_callback import (
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ebbtide.platform import signals
@@ -50,15 +51,32 @@ class _KilledTorchConfig(TorchConfig):  # type: ignore[misc]  # untyped base
         return _KillWorkers
 
 
+class _NoSynchronizer:
+    """Stands where Ray Train has the class of an actor at which ranks meet before they report.
+
+    Ours report nothing, and each start of a group would start a process of it, beside the ranks.
+    They are given the controller in its place.
+    """
+
+    def options(self, **_: Any) -> _NoSynchronizer:
+        return self
+
+    def remote(self, **_: Any) -> Any:
+        return ray.get_runtime_context().current_actor
+
+
 class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
     """Ray's controller, with ranks placed by ours, and a pause where it would spin for nodes. What
-    is left of the last group is ended then, which Ray does only when the next one starts."""
+    is left of the last group is ended then, which Ray does only when the next one starts. To be the
+    only one in its process."""
 
     def __init__(
         self, *, scaling_policy: ElasticPolicy, callbacks: list[Any], **others: Any
     ) -> None:
         # one object decides on number and place: two arguments would be two copies
         callbacks = [*callbacks, PlaceRanks(scaling_policy.scaling)]
+        worker_group.SynchronizationActor = _NoSynchronizer()
+        state._shutdown_sync_actor = lambda actor: None
         super().__init__(scaling_policy=scaling_policy, callbacks=callbacks, **others)
 
     async def _step(self) -> Any:

@@ -81,3 +81,13 @@ def test_variables_are_handed_on_as_a_mapping() -> None:
 def test_a_dashboard_is_known_of_and_a_warning_can_be_left_out() -> None:
     PINS.takes("ray._private.worker:get_dashboard_url", others=False)
     PINS.find("ray._common.constants:RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR")
+
+
+def test_ranks_are_given_a_meeting_place_that_only_reports_need() -> None:
+    group = f"{INTERNAL}.execution.worker_group.worker_group"
+    PINS.says(f"{group}:WorkerGroup._start_impl", "sync_actor = SynchronizationActor.options(")
+    PINS.find(f"{group}:SynchronizationActor")
+    state = f"{INTERNAL}.execution.worker_group.state"
+    PINS.says(f"{state}:_shutdown_sync_actor", "ray.kill(sync_actor)")
+    PINS.says(f"{state}:WorkerGroupState.shutdown", "_shutdown_sync_actor(self.sync_actor)")
+    PINS.says(f"{state}:WorkerGroupStateBuilder.shutdown", "_shutdown_sync_actor(self.sync_actor)")
