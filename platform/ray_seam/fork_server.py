@@ -185,7 +185,7 @@ def main() -> None:
             node = os.pidfd_open(raylet)
         except ProcessLookupError:
             return
-        gc.disable()  # imports make objects that stay: looking through them takes a quarter of the time
+        gc.disable()  # what imports make stays: to look through it takes a quarter of their time
         with ids_from_elsewhere():
             for module in filter(None, os.environ.get(fork_client.MODULES, "").split(",")):
                 try:
