@@ -150,24 +150,18 @@ class Training:
         sequence_length = config.data.sequence_length
         data = TokenDataset(config.data.uri, "train", sequence_length)
         self.validation = TokenDataset(config.data.uri, "validation", sequence_length)
-        self.model = build_model(config.model, data.index.vocab_size, config.seed).to(device)
-        model_config = config_json(self.model)
-        if config.model.activation_checkpointing:
-            checkpoint_activations(self.model)
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        shard(self.model, mesh, config.precision)
-        meter_collectives(self.model, surroundings.meter)
-        optimizer = build_optimizer(self.model, config.optimizer)
-        self.state = training_state(self.model, optimizer)
-
+        self._build(data.index.vocab_size, blank=checkpoints and generation_index > 0)
         self.checkpoints = None
         if checkpoints:
             told = surroundings.last_events
+            model_config = config_json(self.model)
             self.checkpoints = open_checkpoints(config, device, model_config, told)
         source, self.start, self.saver = None, None, None
         if self.checkpoints is not None:
             keeps = nodes if config.checkpoint.memory else ()
             source, self.start = restore(self.checkpoints, self.state, keeps)
+            if self.start is None and generation_index > 0:  # no generation has saved anything
+                self._build(data.index.vocab_size)
             self.saver = open_saver(self.checkpoints, self.state, keeps, source, interruptions)
         elif handover is not None:
             self.start = handover.begin(self.state)
@@ -186,7 +180,7 @@ class Training:
             device=device,
             model=self.model,
             loss=self.loss,
-            optimizer=optimizer,
+            optimizer=self.optimizer,
             reduction=self._reduction(),
             order=order,
             loader=StepLoader(
@@ -198,6 +192,17 @@ class Training:
         self.tokens_seen = self.start.tokens_seen if self.start else 0
         self.last_loss = self.start.loss if self.start else None
         self.last_validation = self.start.validation_loss if self.start else None
+
+    def _build(self, vocab_size: int, *, blank: bool = False) -> None:
+        """The model, sharded, its optimizer and their tensors; ``blank``: to be restored."""
+        config, device = self.config, self.device
+        model = build_model(config.model, vocab_size, config.seed, blank=blank).to(device)
+        if config.model.activation_checkpointing:
+            checkpoint_activations(model)
+        shard(model, init_device_mesh(device.type, (dist.get_world_size(),)), config.precision)
+        meter_collectives(model, self.surroundings.meter)
+        self.model, self.optimizer = model, build_optimizer(model, config.optimizer)
+        self.state = training_state(model, self.optimizer)
 
     def _reduction(self) -> Reduction:
         if self.config.reduction == "plain":

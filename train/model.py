@@ -53,10 +53,13 @@ def resolve(spec: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], function)
 
 
-def build_model(config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
+def build_model(
+    config: ModelConfig, vocab_size: int, seed: int, *, blank: bool = False
+) -> nn.Module:
     """The model in fp32 on the CPU; the same for the same arguments, in any process.
 
     ``vocab_size`` is the data's. Raises ConfigError naming both if it does not fit the model's.
+    ``blank``: parameters are to be filled from elsewhere, so that they need not be read or drawn.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -64,7 +67,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
             model = _from_factory(config.factory, vocab_size)
         else:
             assert config.source is not None  # ModelConfig sees to it
-            model = _from_source(config.source, config.weights)
+            model = _from_source(config.source, config.weights, blank)
     _check_vocabulary(model, vocab_size)
     return model.to(torch.float32).train()
 
@@ -127,14 +130,16 @@ def _resolve_factory(spec: str) -> Callable[..., Any]:
     return factory
 
 
-def _from_source(source: str, weights: str) -> nn.Module:
+def _from_source(source: str, weights: str, blank: bool) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    with _fetched(source, weights) as folder:
+    with _fetched(source, "random" if blank else weights) as folder:
         config = _read_config(source, folder)
         config.use_cache = False  # keys and values of past tokens are of no use in training
         try:
-            if weights == "random":
+            if blank:
+                model = _without_values(config)
+            elif weights == "random":
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             else:
                 model = _load_weights(source, folder, config)
@@ -146,6 +151,19 @@ def _from_source(source: str, weights: str) -> nn.Module:
                 f"{_reason(error, source, folder)}"
             ) from error
     return cast(nn.Module, model)
+
+
+def _without_values(config: Any) -> Any:
+    """A model of transformers with whatever is in memory as parameters; its buffers are set."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    model.init_weights()  # what is left: buffers, and parameters that are one
+    return model
 
 
 def _load_weights(source: str, folder: Path, config: Any) -> Any:

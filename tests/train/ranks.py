@@ -74,7 +74,12 @@ class Trace:
     saved: list[CheckpointInfo]
 
 
-def train(config: TrainConfig, leave_after: int | None = None, folder: str | None = None) -> Trace:
+def train(
+    config: TrainConfig,
+    leave_after: int | None = None,
+    folder: str | None = None,
+    generation: int = 0,
+) -> Trace:
     """One generation on this rank, in a working directory; run by :meth:`Ranks.run`."""
     import torch
 
@@ -83,7 +88,7 @@ def train(config: TrainConfig, leave_after: int | None = None, folder: str | Non
     if folder is not None:
         os.chdir(folder)
     recorder = Recorder(leave_after)
-    outcome = run_generation(config, 0, recorder, torch.device("cpu"))
+    outcome = run_generation(config, generation, recorder, torch.device("cpu"))
     return Trace(outcome, recorder.steps, recorder.validations, recorder.saved)
 
 

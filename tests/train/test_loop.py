@@ -74,8 +74,9 @@ def same_run(one: Trace, other: Trace, rel: float = 1e-5) -> None:
 def history(ranks: Ranks, config: Any, spans: Spans, **kw: Any) -> Trace:
     """Generations of (world size, step after which it leaves), as one trace."""
     parts = []
-    for world_size, leave_after in spans:
-        parts.append(first(ranks.run(world_size, train, config, leave_after, kw.get("folder"))))
+    for number, (world_size, leave_after) in enumerate(spans):
+        how = config, leave_after, kw.get("folder"), number
+        parts.append(first(ranks.run(world_size, train, *how)))
     whole = parts[-1]
     return replace(
         whole,
@@ -98,6 +99,8 @@ def test_world_size_and_history_leave_the_run_as_it_is(
     mixed = history(ranks, make_config(name="mixed"), [(3, 4), (1, 6), (2, None)])
     same_run(mixed, alone)
     assert [info.step for info in mixed.saved] == [4, 6, 12]
+    # the one before was killed before it had saved
+    same_run(first(ranks.run(1, train, make_config(name="again"), None, None, 1)), alone, rel=0)
 
 
 def test_saving_by_the_clock_is_agreed_on_and_changes_no_bit(

@@ -60,6 +60,45 @@ def test_weights_from_a_folder_and_from_s3(tiny: Tiny, tmp_path: Path, s3_server
     assert not same(model, fresh)
 
 
+SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 300}
+KINDS = ("llama", "gpt2", "gpt_neox", "qwen3", "opt", "mixtral", "gemma3_text", "phi")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blank_model_lacks_nothing_but_the_values_of_its_parameters(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "config.json"
+    more = {"intermediate_size": 64, "num_key_value_heads": 2, "word_embed_proj_dim": 32}
+    path.write_text(json.dumps({"model_type": kind, **SMALL, **more}))
+    source = ModelConfig(source=str(path))
+    whole = build_model(source, 300, 1)
+    for name, parameter in whole.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.3 if name.endswith("weight") else 0.1)
+    whole.save_pretrained(tmp_path)  # type: ignore[operator]
+    pretrained = ModelConfig(source=str(tmp_path), weights="pretrained")
+    whole = build_model(pretrained, 300, 1)
+    for weight in tmp_path.glob("*.safetensors"):
+        weight.unlink()  # no use of them, and none of the time to get them
+    torch.manual_seed(5)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    blank = build_model(pretrained, 300, 1, blank=True)
+    assert torch.equal(torch.rand(1), drawn)
+    assert config_json(blank) == config_json(whole) and blank.training
+    parameters, buffers = dict(blank.named_parameters()), dict(blank.named_buffers())
+    assert list(parameters) == [name for name, _ in whole.named_parameters()]
+    assert list(buffers) == [name for name, _ in whole.named_buffers()]
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(buffers[name], buffer), name
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameters[name].copy_(parameter)
+        blank.eval(), whole.eval()
+        tokens = torch.arange(20).view(2, 10)
+        assert torch.equal(blank(tokens).logits, whole(tokens).logits)
+
+
 def test_the_saved_configuration_is_ready_for_inference(tiny: Tiny) -> None:
     model = build_model(ModelConfig(source=tiny.model), 300, 3)
     assert model.config.use_cache is False  # type: ignore[union-attr]
