@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
 
 from ebbtide.commands import real_cost as real
+from ebbtide.commands.cost_document import document, plain
 from ebbtide.commands.cost_tables import (
     COLUMNS,
     attempts,
@@ -20,25 +20,22 @@ from ebbtide.commands.cost_tables import (
     keys,
     nodes,
     owners,
-    percent,
-    shares,
     summary,
     table,
     trials,
 )
 from ebbtide.commands.run_books import (
     events_of,
-    figures,
     ledger_of,
     lines,
     runs_under,
     tokens_of,
 )
-from ebbtide.platform.account import Account, Dollars, Total, account
+from ebbtide.platform.account import Account, Total, account
 from ebbtide.platform.account_table import csv_text, write_parquet
 from ebbtide.platform.errors import ConfigError, CostError
 from ebbtide.platform.ledger import LedgerFault
-from ebbtide.platform.real_cost import Rates
+from ebbtide.platform.real_cost import Rates, RealCost
 from ebbtide.platform.storage import Storage, join, open_storage
 
 
@@ -82,22 +79,34 @@ def cost(
         raise ConfigError("--json and --csv are two forms of one answer; give one of them")
     if every == (run is not None) or (every and storage is None):
         raise ConfigError("name one RUN, or give --all with --storage")
+    rates = _rates(network, storage_price, engineering_rate, engineering_hours)
+    if rates.given and as_csv:
+        raise ConfigError("--csv has the nodes' rows only; see the real cost without it")
+    if rates.given and every:
+        raise ConfigError("the real cost is shown of one run; leave --all out")
+    if every and storage is not None:
+        _every(storage, as_json, as_csv, parquet)
+    else:
+        uri = str(run) if storage is None else join(storage, str(run))
+        _one(uri, as_json, as_csv, parquet, rates)
+
+
+def _rates(network: str, storage: str, engineering: str, hours: str) -> Rates:
+    """The rates as they were given. Raises ConfigError."""
     rates = Rates(
         real.rate("--network-factor", network),
-        real.rate("--storage-usd-per-gb-month", storage_price),
-        real.rate("--engineering-usd-per-hour", engineering_rate),
-        real.rate("--engineering-hours", engineering_hours),
+        real.rate("--storage-usd-per-gb-month", storage),
+        real.rate("--engineering-usd-per-hour", engineering),
+        real.rate("--engineering-hours", hours),
     )
     if bool(rates.engineering_usd_per_hour) != bool(rates.engineering_hours):
         raise ConfigError("--engineering-usd-per-hour and --engineering-hours go together")
-    if rates.given and as_csv:
-        raise ConfigError("--csv has the nodes' rows only; see the real cost without it")
-    if every and storage is not None:
-        if rates.given:
-            raise ConfigError("the real cost is shown of one run; leave --all out")
-        _every(storage, as_json, as_csv, parquet)
-        return
-    source = open_storage(str(run) if storage is None else join(storage, str(run)))
+    return rates
+
+
+def _one(uri: str, as_json: bool, as_csv: bool, parquet: Path | None, rates: Rates) -> None:
+    """What one run has cost."""
+    source = open_storage(uri)
     ledger = ledger_of(source)
     now_s = time.time()
     result = account(ledger.records, now_s)
@@ -105,14 +114,19 @@ def cost(
     whole = real.of_run(source, ledger.records, result, rates, now_s) if rates.given else None
     _write(parquet, [(source.uri, result)])
     if as_json:
-        shown_of = document(source.uri, result, ledger.faults, tokens)
+        shown = document(source.uri, result, ledger.faults, tokens)
         if whole is not None:
-            shown_of["real_cost"] = real.document(whole)
-        typer.echo(json.dumps(shown_of, indent=2))
-        return
-    if as_csv:
+            shown["real_cost"] = real.document(whole)
+        typer.echo(json.dumps(shown, indent=2))
+    elif as_csv:
         typer.echo(csv_text([(source.uri, result)]), nl=False)
-        return
+    else:
+        _print(source.uri, result, tokens, whole)
+        _say_faults(ledger.faults)
+
+
+def _print(uri: str, result: Account, tokens: int, whole: RealCost | None) -> None:
+    """The tables of one run, and the lines below them."""
     console = Console(soft_wrap=True)
     by_part = (
         *([] if result.served else [attempts(result)]),
@@ -121,13 +135,12 @@ def cost(
         *keys(result),
         nodes(result),
     )
-    for shown in (owners(source.uri, result), *by_part):
+    for shown in (owners(uri, result), *by_part):
         console.print(shown)
     for line in (*summary(result), *lines(result, tokens)):
         console.print(line, highlight=False)
     if whole is not None:
         console.print(real.line(whole), highlight=False)
-    _say_faults(ledger.faults)
 
 
 def _tokens(source: Storage, result: Account) -> int:
@@ -152,7 +165,7 @@ def _every(storage: str, as_json: bool, as_csv: bool, parquet: Path | None) -> N
             document(join(root.uri, name), result, tokens=_tokens(root.child(name), result))
             for name, result in results
         ]
-        typer.echo(json.dumps({**_plain(whole, whole), "runs": runs}, indent=2))
+        typer.echo(json.dumps({**plain(whole, whole), "runs": runs}, indent=2))
         return
     shown = table(f"Runs under {root.uri}", "run", "status", *COLUMNS, "goodput %")
     for name, result in results:
@@ -170,75 +183,6 @@ def _write(parquet: Path | None, accounts: Sequence[tuple[str, Account]]) -> Non
         write_parquet(parquet, accounts)
     except OSError as error:
         raise ConfigError(f"{parquet}: cannot be written: {error}; give --parquet FILE") from error
-
-
-def document(
-    run_uri: str, result: Account, faults: Iterable[LedgerFault] = (), tokens: int = 0
-) -> dict[str, Any]:
-    """The account as plain values; an unknown price is null, and its total ``partial``."""
-    total, found = result.total, figures(result, tokens)
-    per_token = found.usd_per_million_tokens
-    return {
-        "run": run_uri,
-        "status": result.status,
-        "goodput": result.goodput,
-        "tokens": tokens or None,
-        "usd_per_million_tokens": None if per_token is None else float(round(per_token, 9)),
-        "egress_gb": result.egress_bytes / 1e9,
-        "egress_usd": float(round(result.egress_usd, 9)),
-        "cost_without_stalls_usd": _usd(result.without_stalls.spent),
-        **_plain(total, total),
-        "owners": {owner.value: _plain(part, total) for owner, part in result.by_owner.items()},
-        "markets": {
-            market.value: _plain(part, total)
-            for market, part in result.by(lambda row: row.node.market).items()
-        },
-        "attempts": [
-            {"attempt": number, **_plain(part, total)} for number, part in result.by_attempt.items()
-        ],
-        "epochs": [
-            {"epoch": number, **_plain(part, total)} for number, part in result.by_epoch.items()
-        ],
-        "nodes": [
-            {
-                **node.model_dump(mode="json", exclude={"kind", "time_s"}),
-                "from_s": node.time_s,
-                **_plain(part, total),
-            }
-            for node, part in result.by(lambda row: row.node).items()
-        ],
-        "trials": [
-            trial.model_dump(mode="json", include={"number", "status", "seconds", "usd"})
-            for trial in result.trials
-        ],
-        "keys": [
-            {
-                **each.model_dump(mode="json", exclude={"kind", "time_s"}),
-                "cost_usd": None if share is None else float(round(share, 9)),
-            }
-            for each, share in shares(result)
-        ],
-        "startup_saved_s": result.startup_saved_s,
-        "saves_missed": dict(result.saves_missed),
-        "ledger_faults": [
-            {"key": fault.key, "line": fault.line, "reason": fault.reason} for fault in faults
-        ],
-    }
-
-
-def _plain(part: Total, whole: Total) -> dict[str, Any]:
-    return {
-        "node_seconds": part.seconds,
-        "percent": percent(part, whole),
-        "cost_usd": _usd(part.spent),
-        "partial": part.spent.partial,
-        "cost_on_demand_usd": _usd(part.on_demand),
-        "on_demand_partial": part.on_demand.partial,
-    }
-
-
-def _usd(dollars: Dollars) -> float | None:
-    return None if dollars.usd is None else float(round(dollars.usd, 9))
 
 
 def _say_faults(faults: tuple[LedgerFault, ...]) -> None:
