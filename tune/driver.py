@@ -287,6 +287,9 @@ class Driver:
 
         self._heard_by.took_over(trial_id, values_of(self._sweep.config, values), source, step)
 
+    def goes_on(self, trial_id: str, step: Any) -> None:
+        self._heard_by.goes_on(trial_id, step)
+
     @property
     def _memory_bytes(self) -> int | None:
         limit_gb = self._sweep.config.trial_memory_gb

@@ -60,6 +60,8 @@ class Recorder:
         self._by_id: dict[str, Trial] = {}
         self._failures: dict[str, int] = {}
         self._heard: dict[str, int] = {}  # results of a try that has not failed
+        self._kept: dict[str, int] = {}  # reports that were there when it took over a state
+        self._lost: dict[str, list[dict[str, float]]] = {}  # reports before a start, until it tells
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -85,8 +87,18 @@ class Recorder:
         number = self._by_id[source].number
         trial.taken_over.append({"step": step, "from": number, "values": values})
         trial.values, self._heard[trial_id] = values, 0
+        trial.reports = [*self._lost.pop(trial_id, ()), *trial.reports]
+        self._kept[trial_id] = len(trial.reports)
         if len(trial.taken_over) > self._past.num_taken_over(trial.number):
             self._journal.write("took_over", trial=trial.number, **trial.taken_over[-1])
+
+    def goes_on(self, trial_id: str, step: float | None) -> None:
+        """A trial that has failed begins anew, and not at its first step: from the state that it
+        took over last or, if there is a ``step``, from its own at that one."""
+        lost, kept = self._lost.pop(trial_id, None), self._kept.get(trial_id, 0)
+        if lost is not None:
+            since = [] if step is None else [r for r in lost[kept:] if r.get("step", 0) <= step]
+            self._by_id[trial_id].reports = [*lost[:kept], *since]
 
     def started(self, trial_id: str, values: dict[str, Any]) -> None:
         """A trial is started: for the first time, after a failure or after a pause."""
@@ -100,7 +112,7 @@ class Recorder:
             return
         self._heard[trial_id] = 0
         trial.tries += 1
-        trial.reports.clear()
+        self._lost[trial_id], trial.reports = trial.reports, []
         trial.status, trial.metric, trial.started_at_s = "running", None, self._clock.time()
         if self._past.has_answer(trial_id):
             trial.started_at_s = self._past.started_at_s(trial.number)
@@ -112,6 +124,7 @@ class Recorder:
         trial = self._by_id[trial_id]
         trial.seconds = seconds
         self._heard[trial_id] += 1
+        self._lost.pop(trial_id, None)
         if not self._past.is_telling:
             self._journal.write(
                 "reported", trial=trial.number, metrics=metrics, finished=finished, seconds=seconds

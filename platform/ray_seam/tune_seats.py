@@ -146,6 +146,8 @@ class _TrialHandle:
         if takes_over or not trials.heard(trial_id):
             states.began(trial_id, source)
             self._source = source
+            if not takes_over:
+                trials.goes_on(trial_id, source.step if source.trial_id == trial_id else None)
         if takes_over:
             trials.took_over(trial_id, self._values, source.trial_id, source.step)
             self._request = self._new_request()

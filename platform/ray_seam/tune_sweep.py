@@ -61,6 +61,10 @@ class Trials(Protocol):
     def took_over(self, trial_id: str, values: dict[str, Any], source: str, step: Any) -> None:
         """A trial goes on from another's state, with values of its own."""
 
+    def goes_on(self, trial_id: str, step: Any) -> None:
+        """A failed trial, begun anew, goes on from its own state at ``step``; if that is None from
+        the one that it took over last."""
+
 
 @dataclass
 class PooledSweep:

@@ -92,6 +92,37 @@ def test_an_eviction_is_no_failure(recorder: Recorder, ended: list[Trial]) -> No
     assert (ended[0].status, ended[0].tries, ended[0].reason) == ("finished", 1, None)
 
 
+def test_a_curve_keeps_what_led_to_the_state_that_a_trial_goes_on_from(recorder: Recorder) -> None:
+    killed = TrialFailed("killed", may_retry=True, evicted=True)
+
+    def told(*steps: int) -> list[float]:
+        for step in steps:
+            recorder.reported("a", {"step": step, "loss": 1.0}, finished=False, seconds=1.0)
+        return [report["step"] for report in recorder.trials[1].reports]
+
+    recorder.started("b", {"seed": 2})
+    recorder.started("a", {"seed": 1})
+    assert told(1, 2) == [1, 2]
+    recorder.failed("a", killed)
+    recorder.started("a", {"seed": 1})
+    assert told(1, 2, 3) == [1, 2, 3]  # from its beginning
+    recorder.took_over("a", {"seed": 3}, "b", 5)
+    recorder.started("a", {"seed": 3})
+    recorder.goes_on("a", None)  # after a pause, before it has told anything
+    assert told(6, 7) == [1, 2, 3, 6, 7]
+    recorder.failed("a", killed)
+    recorder.started("a", {"seed": 3})
+    recorder.goes_on("a", None)
+    assert told(6, 7, 8, 9) == [1, 2, 3, 6, 7, 8, 9]
+    for _ in range(2):
+        recorder.failed("a", killed)
+        recorder.started("a", {"seed": 3})
+        recorder.goes_on("a", 8)  # its own state
+        assert told() == [1, 2, 3, 6, 7, 8]
+    recorder.took_over("a", {"seed": 4}, "b", 6)
+    assert told(7, 8) == [1, 2, 3, 6, 7, 8, 7, 8]
+
+
 def test_news_are_written_and_what_is_told_again_is_not(clock: FakeClock) -> None:
     lines: list[dict[str, object]] = []
 
