@@ -38,9 +38,7 @@ def evaluate(
     """
     from ebbtide.tune.job import run_sweep
 
-    twice = sorted({uri for uri in uris if list(uris).count(uri) > 1})
-    if twice:
-        raise ConfigError(f"{twice[0]} is given twice")
+    _require_different(uris)
     faults = {uri: found for uri in uris if (found := fault(uri, base)) is not None}
     if len(faults) == len(uris):
         raise TuneError(f"nothing can be scored: {'; '.join(faults.values())}")
@@ -67,6 +65,20 @@ def evaluate(
         except TuneError as error:  # its details go with the folder
             raise TuneError(str(error).partition("; details:")[0]) from error
     return ranked(suite, result.trials, CHECKPOINT, TASK, faults)
+
+
+def _require_different(uris: Sequence[str]) -> None:
+    """Raise ConfigError if two of them are the same place, however they are written."""
+    known: dict[str, str] = {}
+    for uri in uris:
+        try:
+            place = open_storage(uri).uri
+        except EbbtideError:  # is listed with the reason
+            place = uri
+        if place in known:
+            as_well = "" if known[place] == uri else f", as {known[place]}, too"
+            raise ConfigError(f"{uri} is given twice{as_well}")
+        known[place] = uri
 
 
 def fault(uri: str, base: TrainConfig | None) -> str | None:

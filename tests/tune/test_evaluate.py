@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,11 @@ def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
         scored(str(tmp_path))
     with pytest.raises(ConfigError, match="is given twice"):
         evaluate(["a", "b", "a"])
+    for same in ("a/", "./a", f"file://{os.path.abspath('a')}"):
+        with pytest.raises(ConfigError, match=r"is given twice, as a, too"):
+            evaluate(["a", "b", same])
+    with pytest.raises(ConfigError, match="is given twice"):
+        evaluate(["s3://bucket/a", "s3://bucket/a/"])
 
 
 def test_nothing_is_started_where_there_is_nothing_to_score(
