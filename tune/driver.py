@@ -33,8 +33,9 @@ from ebbtide.tune.spending import Limits, Spending
 from ebbtide.tune.trial import TrialRequest
 
 if TYPE_CHECKING:
-    from ebbtide.tune.pool import Pool, Seat
+    from ebbtide.tune.pool import Pool
     from ebbtide.tune.prices import SeatPrices
+    from ebbtide.tune.seat import Seat
 
 _log = logging.getLogger(__name__)
 _TUNER = "ebbtide.tune.tuner"

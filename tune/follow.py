@@ -23,8 +23,9 @@ from ebbtide.train.events import EventLog, Validation, read_events
 from ebbtide.train.manifest import CheckpointInfo, list_checkpoints
 from ebbtide.tune.config import PoolConfig
 from ebbtide.tune.failures import failure_of
-from ebbtide.tune.pool import Pool, Seat
+from ebbtide.tune.pool import Pool
 from ebbtide.tune.scoring import CHECKPOINT, TASK
+from ebbtide.tune.seat import Seat
 from ebbtide.tune.suite import SCORE
 from ebbtide.tune.trial import TrialRequest
 

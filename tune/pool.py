@@ -21,12 +21,6 @@ from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ebbtide
@@ -35,14 +29,13 @@ from ebbtide.platform.ray_seam.state import job_is_dead
 from ebbtide.tune.config import PoolConfig
 from ebbtide.tune.evaluator import Evaluator
 from ebbtide.tune.nursery import Nursery
+from ebbtide.tune.seat import Seat, name_of
 from ebbtide.tune.sharing import Lease
 
 _log = logging.getLogger(__name__)
-_NODE_LABEL = "ray.io/node-id"
 _NOTICE_S = 30.0
 _POLL_S = 0.02
 _RETRY_S = 0.3
-_STUCK_S = 5.0
 _FOLDERS = ("platform", "train", "tune")
 
 
@@ -90,7 +83,7 @@ def find(name: str, namespace: str) -> Any | None:
 
 
 def _create(index: int, config: PoolConfig, code: str, node_id: str) -> Any:
-    name, namespace = _name(index), config.namespace
+    name, namespace = name_of(index), config.namespace
     idle_timeout_s = config.idle_timeout_s if index >= config.min else None
     return (
         ray.remote(EvaluatorActor)
@@ -106,47 +99,6 @@ def _create(index: int, config: PoolConfig, code: str, node_id: str) -> Any:
         )
         .remote(name, namespace, code, idle_timeout_s)
     )
-
-
-def _name(index: int) -> str:
-    return f"evaluator-{index}"
-
-
-@dataclass
-class Seat:
-    """One evaluator and the CPUs reserved for it.
-
-    An evaluator that exists is joined, then CPUs are reserved on its node. For one that does not,
-    CPUs are reserved anywhere, and it is started and joined there. ``joining`` is the pending call
-    for the lease. ``warm_s`` is what its evaluator took to become warm. ``unordered`` are calls to
-    it that later ones have to come after.
-    """
-
-    index: int
-    actor: Any = None
-    joining: Any = None
-    joined: bool = False
-    group: PlacementGroup | None = None
-    group_ready: bool = False
-    group_asked_at_s: float = 0.0
-    node_id: str | None = None
-    warm_s: float = 0.0
-    retry_at_s: float = 0.0
-    busy: bool = False
-    busy_since_s: float = 0.0
-    unordered: tuple[Any, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return _name(self.index)
-
-    @property
-    def ready(self) -> bool:
-        return self.joined and self.group_ready
-
-    @property
-    def free(self) -> bool:
-        return self.ready and not self.busy
 
 
 @dataclass
@@ -177,8 +129,7 @@ class Pool:
         for seat in self.seats:
             if seat.joined or seat.joining is not None:
                 seat.actor.release.remote(self.lease.sweep_id)
-            if seat.group is not None:
-                remove_placement_group(seat.group)
+            seat.unreserve()
         self.seats = []
 
     def wait(self, count: int = 1) -> None:
@@ -192,8 +143,14 @@ class Pool:
             if waited_s > _NOTICE_S and not noticed:
                 noticed = True
                 _log.warning("%s, still waiting: %s", have, self._shortage())
-            time.sleep(_POLL_S)
+            self._wait_for_news(_POLL_S if waited_s > 1 else _POLL_S / 4)
             self.poll()
+
+    def _wait_for_news(self, limit_s: float) -> None:
+        if self.pending():
+            ray.wait(self.pending(), timeout=limit_s)
+        else:
+            time.sleep(limit_s)
 
     def _shortage(self) -> str:
         free = ray.available_resources().get("CPU", 0.0)
@@ -246,9 +203,7 @@ class Pool:
         if broken:
             self._rejoin(seat)
         elif yielded:
-            if seat.group is not None:
-                remove_placement_group(seat.group)
-            seat.group, seat.group_ready = None, False
+            seat.unreserve()
             self._rejoin(seat, after_s=0.0)
 
     def pending(self) -> list[Any]:
@@ -261,24 +216,25 @@ class Pool:
 
     def _advance(self, seat: Seat) -> None:
         if seat.group is not None and not seat.group_ready:
-            seat.group_ready = bool(seat.group.wait(0.001))
-            if not seat.group_ready:
-                self._move_if_stuck(seat)
+            if not seat.look_for_cpus(self.config.cpus):
+                return
+            if seat.joined and seat.reserved_node() != seat.node_id:
+                self._replace(seat, "its node is busy, another is not")
                 return
         if seat.actor is None:
             seat.actor = find(seat.name, self.config.namespace)
         if seat.actor is None:
-            node_id = self._reserved_node(seat)
+            node_id = seat.reserved_node()
             if node_id is None:
-                self._reserve(seat, None)
+                seat.reserve(self.config.cpus, None)
                 return
             seat.actor = _create(seat.index, self.config, self.code, node_id)
         if seat.joining is None and not seat.joined:
             seat.joining = seat.actor.acquire.remote(self.lease)
         if seat.joining is not None and ray.wait([seat.joining], timeout=0)[0]:
             self._join(seat)
-        if seat.joined and self._reserved_node(seat) != seat.node_id:
-            self._reserve(seat, seat.node_id)
+        if seat.joined and seat.reserved_node() != seat.node_id:
+            seat.reserve(self.config.cpus, seat.node_id)
 
     def _join(self, seat: Seat) -> None:
         joining, seat.joining = seat.joining, None
@@ -309,24 +265,3 @@ class Pool:
         _log.info("replacing %s: %s", seat.name, why)
         ray.kill(seat.actor, no_restart=True)
         self._rejoin(seat)
-
-    def _move_if_stuck(self, seat: Seat) -> None:
-        """Give up an evaluator whose node is taken by others, while there is room elsewhere."""
-        stuck = time.monotonic() - seat.group_asked_at_s > _STUCK_S
-        if seat.joined and stuck and ray.available_resources().get("CPU", 0) >= self.config.cpus:
-            self._replace(seat, "its node is busy, others are not")
-            self._reserve(seat, None)
-
-    def _reserve(self, seat: Seat, node_id: str | None) -> None:
-        """Ask for the seat's CPUs, on one node or anywhere; an earlier reservation is let go."""
-        if seat.group is not None:
-            remove_placement_group(seat.group)
-        where = [{_NODE_LABEL: node_id}] if node_id is not None else None
-        seat.group = placement_group([{"CPU": self.config.cpus}], bundle_label_selector=where)
-        seat.group_ready, seat.group_asked_at_s = False, time.monotonic()
-
-    def _reserved_node(self, seat: Seat) -> str | None:
-        if seat.group is None or not seat.group_ready:
-            return None
-        nodes = placement_group_table(seat.group)["bundles_to_node_id"]
-        return nodes.get(0) or None
