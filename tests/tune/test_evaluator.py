@@ -1,14 +1,10 @@
-"""Evaluators with their real zygote and children, without Ray around them."""
+"""An evaluator's trials one after the other, and the sweeps that share it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,105 +12,23 @@ from typing import Any
 import pytest
 
 from ebbtide.tune.evaluator import Evaluator, LeaseLost
-from ebbtide.tune.nursery import WARM_UP, Nursery
-from ebbtide.tune.running import TrialFailed
+from ebbtide.tune.nursery import Nursery
 from ebbtide.tune.sharing import QUANTUM_S, Lease
 from ebbtide.tune.trial import TrialRequest
-from tests.tune.trials import MISDEEDS
-
-FOLDER = Path(__file__).parent
-LEASE = Lease("sweep", "job")
-COLD = "os:getpid"
-
-
-class Bench:
-    """One evaluator and the event loop it lives on."""
-
-    def __init__(self, runner: asyncio.Runner, warm_up: str = WARM_UP) -> None:
-        self.runner = runner
-        self.dead_jobs: set[str] = set()
-        self.nursery = Nursery(warm_up)
-        self.evaluator = Evaluator({}, self.dead_jobs.__contains__, self.nursery)
-        self._numbers = iter(range(10**6))
-
-    def do(self, work: Awaitable[Any]) -> Any:
-        async def within() -> Any:
-            return await asyncio.wait_for(work, 120)
-
-        return self.runner.run(within())
-
-    def request(
-        self, function: str, values: dict[str, Any] | None = None, marks: Path = FOLDER
-    ) -> TrialRequest:
-        values = values or {}
-        return TrialRequest(
-            trial_id=f"trial-{next(self._numbers)}",
-            function=f"trials:{function}",
-            base={"seed": 3, "steps": 4, "data": {"uri": str(marks)}},
-            values=values,
-            metric="validation_loss",
-            timeout_s=1.0 if values.get("seed") == MISDEEDS.index("hangs") else 60.0,
-            cwd=str(FOLDER),
-        )
-
-    def run(
-        self, function: str, values: dict[str, Any] | None = None, marks: Path = FOLDER
-    ) -> list[dict[str, Any]]:
-        """A whole trial; its results. Raises TrialFailed."""
-
-        async def whole() -> list[dict[str, Any]]:
-            request = self.request(function, values, marks)
-            results = [await self.evaluator.begin("sweep", request)]
-            while not results[-1]["done"]:
-                results.append(await self.evaluator.next_result("sweep", request.trial_id))
-            await self.evaluator.stop("sweep", request.trial_id)
-            return results
-
-        found: list[dict[str, Any]] = self.do(whole())
-        return found
-
-    def misbehave(self, kind: str, marks: Path) -> list[dict[str, Any]]:
-        return self.run("misbehave", {"seed": MISDEEDS.index(kind)}, marks)
-
-
-@contextlib.contextmanager
-def open_bench(warm_up: str) -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-        made = Bench(runner, warm_up)
-        made.do(made.evaluator.acquire(LEASE))
-        try:
-            yield made
-        finally:
-            made.nursery.close()
+from tests.tune.evaluators import COLD, LEASE, Bench, alive, open_bench, wait_for
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    with open_bench(WARM_UP) as made:
-        yield made
-
-
-@pytest.fixture
-def cold_bench() -> Iterator[Bench]:
-    """One whose zygote imports nothing, and so starts at once."""
     with open_bench(COLD) as made:
         yield made
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "did not come about in time"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"
+@pytest.fixture
+def own_bench() -> Iterator[Bench]:
+    """One whose lease a test may give away."""
+    with open_bench(COLD) as made:
+        yield made
 
 
 def test_results_come_one_by_one(bench: Bench) -> None:
@@ -122,109 +36,6 @@ def test_results_come_one_by_one(bench: Bench) -> None:
     assert [result["step"] for result in results] == [1, 2, 3, 3]
     assert [result["done"] for result in results] == [False, False, False, True]
     assert results[-1]["validation_loss"] == 0.0
-
-
-def test_a_trial_here_equals_one_in_a_fresh_process(bench: Bench) -> None:
-    here = [result["validation_loss"] for result in bench.run("torch_fit", {"optimizer.lr": 0.1})]
-    program = (
-        "import trials\n"
-        "losses = []\n"
-        "final = trials.torch_fit({'seed': 3}, {'optimizer.lr': 0.1},"
-        " lambda m: losses.append(m['validation_loss']))\n"
-        "print(losses + [final['validation_loss']])"
-    )
-    fresh = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=FOLDER,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == str(here)
-
-
-LEFT = [
-    "environment",
-    "module",
-    "builtin",
-    "dtype",
-    "folder",
-    "threads",
-    "decimals",
-    "gradients",
-    "signals",
-    "path",
-]
-
-
-@pytest.mark.parametrize("kind", LEFT)
-def test_a_trial_leaves_nothing_behind(bench: Bench, kind: str) -> None:
-    first, second = (bench.run("leaky", {"kind": kind})[-1] for _ in range(2))
-    assert first["validation_loss"] == second["validation_loss"] == 0.0
-    assert all(first[name] != second[name] for name in ("python", "numpy", "torch"))
-
-
-def test_a_trial_is_the_same_in_any_order(bench: Bench) -> None:
-    def losses(rates: Sequence[float]) -> dict[float, list[float]]:
-        found = {}
-        for rate in rates:
-            bench.run("leaky", {"kind": "dtype"})
-            results = bench.run("torch_fit", {"optimizer.lr": rate})
-            found[rate] = [result["validation_loss"] for result in results]
-        return found
-
-    rates = (0.1, 0.01, 0.001)
-    assert losses(rates) == losses(rates[::-1])
-
-
-def test_a_trial_that_takes_too_much_memory_fails_alone(bench: Bench) -> None:
-    request = replace(bench.request("hoards"), memory_bytes=1 << 30)
-    with pytest.raises(TrialFailed, match=r"out of memory \(trial_memory_gb is 1\.07\)"):
-        bench.do(bench.evaluator.begin("sweep", request))
-    assert bench.run("fine", {"optimizer.lr": 0.01})[-1]["validation_loss"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "may_retry"),
-    [
-        ("raises", "ValueError: the learning rate is cursed", False),
-        ("is nan", "validation_loss is nan", False),
-        ("is inf", "validation_loss is inf", False),
-        ("always exits", "the trial's process ended with exit code 3", True),
-        ("sys.exits once", "the trial called sys.exit(0)", True),
-        ("is killed", "was killed by SIGKILL (out of memory?)", True),
-        ("hangs", "the trial passed its time-out of 1 s", False),
-    ],
-)
-def test_a_trial_fails_alone_and_says_why(
-    bench: Bench, tmp_path: Path, kind: str, reason: str, may_retry: bool
-) -> None:
-    with pytest.raises(TrialFailed) as failure:
-        bench.misbehave(kind, tmp_path)
-    assert reason in str(failure.value)
-    assert failure.value.may_retry == may_retry
-    assert bench.misbehave("behaves", tmp_path)[-1]["validation_loss"] == 0.2
-
-
-def test_what_a_trial_started_ends_with_it(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(TrialFailed, match="exit code 4"):
-        bench.misbehave("leaves a process", tmp_path)
-
-    def left() -> bool:
-        found = subprocess.run(["pgrep", "-f", "left-behind"], capture_output=True)
-        return found.returncode == 0
-
-    wait_for(lambda: not left())
-
-
-def test_a_dead_zygote_is_replaced(cold_bench: Bench, tmp_path: Path) -> None:
-    bench = cold_bench
-    with pytest.raises(TrialFailed) as failure:
-        bench.misbehave("kills the zygote", tmp_path)
-    assert failure.value.may_retry
-    assert bench.misbehave("behaves", tmp_path)[-1]["validation_loss"] == 0.2
-    assert bench.nursery.zygotes_started == 2
 
 
 def test_stop_ends_a_running_trial(bench: Bench, tmp_path: Path) -> None:
@@ -302,9 +113,9 @@ def test_what_a_sweep_has_heard_is_skipped_and_all_is_remembered(bench: Bench) -
 
 
 def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
-    cold_bench: Bench, tmp_path: Path
+    own_bench: Bench, tmp_path: Path
 ) -> None:
-    bench = cold_bench
+    bench = own_bench
     other, third = Lease("other", "other-job"), Lease("third", "third-job")
 
     async def story() -> int:
@@ -330,9 +141,9 @@ def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
 
 
 def test_a_higher_priority_waits_for_one_trial_and_an_equal_for_its_turn(
-    cold_bench: Bench,
+    own_bench: Bench,
 ) -> None:
-    bench, evaluator = cold_bench, cold_bench.evaluator
+    bench, evaluator = own_bench, own_bench.evaluator
     equal, higher = Lease("equal", "job-2"), Lease("higher", "job-3", priority=1)
 
     async def trial(sweep_id: str) -> bool:
@@ -385,35 +196,3 @@ def test_an_evaluator_that_nobody_wants_ends() -> None:
 
     with asyncio.Runner() as runner:
         runner.run(asyncio.wait_for(story(), 60))
-
-
-def test_children_end_when_the_evaluator_does(tmp_path: Path) -> None:
-    program = (
-        "import asyncio, os, sys\n"
-        "from ebbtide.tune.nursery import Nursery\n"
-        "from ebbtide.tune.trial import TrialRequest\n"
-        "async def main():\n"
-        "    nursery = Nursery('os:getpid')\n"
-        "    child = await nursery.child()\n"
-        "    base = {'data': {'uri': sys.argv[1]}}\n"
-        "    request = TrialRequest('t', 'trials:slow', base, {}, 'x', 9)\n"
-        "    child.writer.write(request.line())\n"
-        "    print(nursery.zygote_pid, child.pid, flush=True)\n"
-        "    await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=FOLDER,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert all(alive(pid) for pid in pids)
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: not any(alive(pid) for pid in pids))
