@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AwareDatetime, BeforeValidator, Field, field_validator, model_validator
 
 from ebbtide.platform.budget import timestamp
 from ebbtide.platform.config import Config
-from ebbtide.platform.market.baselines import PricePause
-from ebbtide.platform.market.live import ANY_ZONE
-from ebbtide.platform.market.policy import Policy
-from ebbtide.platform.market.study import POLICIES
+
+if TYPE_CHECKING:  # every command reads the section's form, few the policies
+    from ebbtide.platform.market.policy import Policy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -51,12 +50,16 @@ class MarketConfig(Config):
     @field_validator("policy")
     @classmethod
     def _is_known(cls, name: str) -> str:
+        from ebbtide.platform.market.study import POLICIES
+
         if name not in POLICIES:
             raise ValueError(f"known policies are {', '.join(POLICIES)}")
         return name
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> MarketConfig:
+        from ebbtide.platform.market.live import ANY_ZONE
+
         if self.deadline is None and self.policy in NEED_DEADLINE:
             raise ValueError(
                 f"market.policy {self.policy} plans towards a deadline: give market.deadline, or "
@@ -77,6 +80,9 @@ class MarketConfig(Config):
 
     def chosen(self) -> Policy:
         """The policy itself: the object that the simulator runs."""
+        from ebbtide.platform.market.baselines import PricePause
+        from ebbtide.platform.market.study import POLICIES
+
         if self.pause_above_usd_per_hour is not None:
             return PricePause(self.pause_above_usd_per_hour)
         return POLICIES[self.policy]
