@@ -21,6 +21,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.ray_seam.tune_import import without_datasets
+from ebbtide.platform.ray_seam.tune_registry import remembered
 from ebbtide.platform.ray_seam.tune_seats import SeatManager
 from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
 
@@ -201,6 +202,7 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
     original = ray.tune.tune.TuneController
     ray.tune.tune.TuneController = PooledController
     try:
-        yield
+        with remembered():
+            yield
     finally:
         ray.tune.tune.TuneController = original

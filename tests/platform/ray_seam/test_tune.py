@@ -108,6 +108,16 @@ def test_what_a_trial_is_given() -> None:
     )
 
 
+def test_the_register_is_found_by_its_name_and_asked_for_every_trial() -> None:
+    register = "ray.tune.registry"
+    PINS.says(f"{register}:_has_trainable", "_global_registry.contains(TRAINABLE_CLASS")
+    PINS.says(f"{register}:get_trainable_cls", "_global_registry.get(TRAINABLE_CLASS")
+    PINS.says(f"{register}:register_trainable", "_global_registry.register(TRAINABLE_CLASS")
+    for method, takes in (("contains", ()), ("get", ()), ("register", ("value",))):
+        PINS.takes(f"{register}:_Registry.{method}", "self", "category", "key", *takes)
+    PINS.says("ray.tune.experiment.trial:Trial.get_trainable_cls", "get_trainable_cls(")
+
+
 def test_events_are_picked_one_by_one_while_a_record_is_told() -> None:
     events = "ray.air.execution._internal.event_manager:RayEventManager"
     PINS.takes(f"{events}.get_futures", "self", others=False)
