@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from ebbtide import __version__
@@ -100,6 +99,8 @@ def main() -> None:
         try:
             app()
         except EbbtideError as error:
+            from rich.console import Console
+
             Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, style="red")
             sys.exit(error.exit_code)
 

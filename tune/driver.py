@@ -7,11 +7,12 @@ but a kill frees the evaluators and says what it has spent.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.platform.checksums import sha256
 from ebbtide.platform.clock import SystemClock
 from ebbtide.platform.errors import TuneError
-from ebbtide.platform.ray_seam.tune_import import import_tune
+from ebbtide.platform.ray_seam.tune_import import importing_tune
 from ebbtide.platform.storage import Storage
 from ebbtide.train.ray_connection import connected
 from ebbtide.tune import journal, output
@@ -83,7 +84,6 @@ class Driver:
         self._environment = {k: text for k, text in os.environ.items() if k.startswith("AWS_")}
         self._past = Past()
         self._nodes: dict[str, str | None] = {}
-        self._prices: SeatPrices | None = None
         self._recorder: Recorder | None = None
         self._limit: str | None = None
         self._warm_s = self._fit_s = 0.0
@@ -150,16 +150,18 @@ class Driver:
 
     def _fit(self, address: str | None, diary: Journal) -> None:
         """Connect, take the evaluators, and let Ray Tune run to its end."""
-        # Importing Ray Tune takes about as long as the way to the pool, so both go on at once.
-        importing = threading.Thread(target=import_tune, args=[_TUNER], daemon=True)
-        importing.start()
-        from ebbtide.tune.pool import Pool
-
         config = self._sweep.config
         seats = config.pool.model_copy(update={"size": config.concurrency or config.pool.size})
-        with connected(address), Pool(seats) as pool, tempfile.TemporaryDirectory() as scratch:
+        # Importing Ray Tune takes about as long as the way to the pool, so both go on at once.
+        with contextlib.ExitStack() as stack:
+            imported = stack.enter_context(importing_tune(_TUNER))
+            from ebbtide.tune.pool import Pool
+
+            stack.enter_context(connected(address))
+            pool = stack.enter_context(Pool(seats))
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
             pool.wait()
-            importing.join()
+            imported()
             import ray.tune
 
             from ebbtide.platform.ray_seam.tune import pooled
@@ -179,7 +181,7 @@ class Driver:
                     is_spent=self._charging(pool, diary),
                 )
                 self._spending.tick([])  # from here on
-                if config.max_dollars is not None and self._prices is not None:
+                if config.max_dollars is not None:
                     for node_id in pool.held_nodes().values():  # an unknown price is refused
                         self._prices.of(node_id)
                 began_s = self._clock.monotonic()
@@ -194,11 +196,9 @@ class Driver:
 
     def _charging(self, pool: Pool, diary: Journal) -> Callable[[], bool]:
         """Charges for the seats held since the last call; whether the sweep may spend no more."""
-        from ebbtide.tune.prices import SeatPrices
-
-        prices = self._prices = SeatPrices(self._sweep.cost, self._sweep.config)
 
         def is_spent() -> bool:
+            prices = self._prices
             held = {name: prices.terms(node_id) for name, node_id in pool.held_nodes().items()}
             limit = self._spending.tick(terms.usd_per_hour for terms in held.values())
             self._books.hold(held)
@@ -215,7 +215,13 @@ class Driver:
     def _usd_per_hour(self, trial_id: str) -> Decimal | None:
         """What the trial's seat costs."""
         node_id = self._nodes.get(trial_id)
-        return None if self._prices is None or node_id is None else self._prices.of(node_id)
+        return None if node_id is None else self._prices.of(node_id)
+
+    @functools.cached_property
+    def _prices(self) -> SeatPrices:
+        from ebbtide.tune.prices import SeatPrices  # the first trial need not wait for it
+
+        return SeatPrices(self._sweep.cost, self._sweep.config)
 
     def _remember(self, diary: Journal) -> Recorder:
         """The recorder, with what earlier drivers and the evaluators know of the sweep."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from ebbtide.platform.errors import AlreadyExists, NotFound, TuneError
 from ebbtide.platform.storage import Storage, join, open_storage, probe
-from ebbtide.train.dataset import read_index
 from ebbtide.train.run_lock import RunLock
 from ebbtide.tune import output
 from ebbtide.tune.driver import Driver, limits, spec
@@ -54,6 +53,8 @@ def run_sweep(
         _log.info("the sweep %s %s; its results are in %s", sweep.name, why, sweep.uri)
         return _conclude(storage, sweep, found, out)
     if function is None and sweep.trial_base is not None and "data.uri" not in sweep.config.space:
+        from ebbtide.train.dataset import read_index
+
         read_index(sweep.trial_base.data.uri)
     with RunLock(storage):
         storage.put(_SPEC, json.dumps(spec(sweep), indent=1).encode())

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbtide.platform.storage import Storage
-from ebbtide.tune.page import page
 from ebbtide.tune.results import SweepResult
 
 RESULTS = "results.json"
@@ -25,6 +24,8 @@ def write(storage: Storage, result: SweepResult) -> None:
 
 def files(result: SweepResult) -> dict[str, bytes]:
     """The content of each file by its name."""
+    from ebbtide.tune.page import page
+
     return {
         TRIALS: parquet(trial_rows(result)),
         REPORTS: parquet(report_rows(result)),

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from ebbtide.commands import stdout
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ebbtide.tune.results import SweepResult
 
 _SWEEP = "run"
+_COLLECT_AFTER = 50_000
+"""New objects after which Python looks for cycles. By default it goes through all of what is
+imported a dozen times on the way to the first trial, and finds none."""
 _NAMESPACE = typer.Option("ebbtide-pool", "--namespace", help="The pool's name (pool.namespace).")
 _ADDRESS = typer.Option(None, "--address", help="Ray cluster; default: RAY_ADDRESS, else local.")
 _CLUSTER = typer.Option(
@@ -76,6 +79,7 @@ def run(
 
     Example: [bold]ebbtide tune examples/stdlib-lm/tune.yaml --set num_samples=8[/bold]
     """
+    gc.set_threshold(_COLLECT_AFTER)
     from ebbtide.tune.job import run_sweep
     from ebbtide.tune.space import read_sweep
 
@@ -85,6 +89,8 @@ def run(
     if as_json:
         typer.echo(json.dumps(result.document(), indent=1))
         return
+    from rich.console import Console
+
     console = Console()
     console.print(results_table(result))
     for line in closing_lines(result, is_job=sweep.base is not None):
@@ -110,9 +116,8 @@ def closing_lines(result: SweepResult, *, is_job: bool) -> list[str]:
 def results_table(result: SweepResult) -> Table:
     best = result.best
     keys = list(dict.fromkeys(key for trial in result.trials for key in trial.values))
-    table = Table(title=f"{result.name} ({result.uri})", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("trial", *keys, "step", result.metric, "seconds", "status"):
-        table.add_column(column, justify="left" if column == "status" else "right")
+    columns = ("trial", *keys, "step", result.metric, "seconds", "status")
+    table = _table(columns, {"status"}, f"{result.name} ({result.uri})")
     for trial in result.trials:
         step = trial.reports[-1].get("step") if trial.reports else None
         status = f"failed: {trial.reason}" if trial.status == "failed" else trial.status
@@ -126,6 +131,23 @@ def results_table(result: SweepResult) -> Table:
             style="bold" if trial is best else None,
         )
     return table
+
+
+def _table(columns: Iterable[str], left: Collection[str], title: str | None = None) -> Table:
+    """An empty table; the columns not in ``left`` are to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)
 
 
 def _text(value: object) -> str:
@@ -173,13 +195,10 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in rows[0]:
-        left = column in ("checkpoint", "reason")
-        table.add_column(column, justify="left" if left else "right")
+    table = _table(rows[0], {"checkpoint", "reason"})
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+    _print(table)
 
 
 @pool_app.command()
@@ -242,9 +261,8 @@ def _show(members: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(members, indent=1))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("evaluator", "node", "process", "sweep", "trial", "trials run"):
-        table.add_column(column, justify="right" if column in ("process", "trials run") else "left")
+    names = ("evaluator", "node", "sweep", "trial")
+    table = _table(("evaluator", "node", "process", "sweep", "trial", "trials run"), names)
     for member in members:
         if member["answers"]:
             table.add_row(
@@ -257,7 +275,7 @@ def _show(members: list[dict[str, Any]], as_json: bool) -> None:
             )
         else:
             table.add_row(member["name"], "does not answer", "-", "-", "-", "-")
-    Console().print(table)
+    _print(table)
 
 
 @contextlib.contextmanager

@@ -12,13 +12,24 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-_NAMED = {"pandas": "DataFrame", "ray.data": "Dataset", "requests": None, "jsonschema": None}
-"""What is left out, and of each the class that annotations name."""
+_NAMED = {
+    "pandas": "DataFrame",
+    "ray.data": "Dataset",
+    "requests": None,
+    "jsonschema": None,
+    "filelock": "FileLock",
+    "rich": None,
+    "rich.layout": None,
+    "rich.live": None,
+}
+"""What is left out, and of each the class that is named: in annotations, or kept for later."""
 
+_SWITCH_S = 0.0005
+"""The other thread, which mostly waits for answers, would go on 5 ms after each of them."""
 _lock = threading.RLock()
 
 
@@ -37,16 +48,33 @@ class _StandIn(ModuleType):
 def _stand_in(name: str, named: str | None) -> ModuleType:
     module = _StandIn(name)
     if named is not None:
-        setattr(module, named, type(named, (), {}))
+        setattr(module, named, _class(name, named))
     return module
+
+
+def _class(module: str, name: str) -> type:
+    """Stands for a class of a module; called, it makes one of the real."""
+
+    def make(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return type(name, (), {"__new__": make})
+
+
+def _is_needless(name: str) -> bool:
+    """Whether a module can be left out: neither it is there, nor what it is a part of (but Ray)."""
+    parent = name.rpartition(".")[0]
+    return name not in sys.modules and (parent not in _NAMED or parent not in sys.modules)
 
 
 @contextlib.contextmanager
 def _standing_in() -> Iterator[None]:
     """Inside, what is not imported yet is not imported."""
-    placed = {
-        name: _stand_in(name, named) for name, named in _NAMED.items() if name not in sys.modules
-    }
+    placed = {name: _stand_in(name, named) for name, named in _NAMED.items() if _is_needless(name)}
+    for name, module in placed.items():
+        parent, _, last = name.rpartition(".")
+        if parent in placed:
+            setattr(placed[parent], last, module)
     sys.modules.update(placed)
     try:
         yield
@@ -56,10 +84,31 @@ def _standing_in() -> Iterator[None]:
                 if sys.modules.get(name) is module:
                     del sys.modules[name]
                 parent, _, last = name.rpartition(".")
-                if parent and vars(sys.modules[parent]).get(last) is module:
+                if parent in sys.modules and vars(sys.modules[parent]).get(last) is module:
                     delattr(sys.modules[parent], last)
                 if (named := _NAMED[name]) is not None and named in vars(module):
                     delattr(module, named)  # from now on it is the real one
+
+
+@contextlib.contextmanager
+def importing_tune(using: str) -> Iterator[Callable[[], None]]:
+    """Inside, Ray Tune is imported in a thread; yields what waits for that.
+
+    However it is left, no stand-in is in anybody's way afterwards.
+    """
+    importing = threading.Thread(target=import_tune, args=[using], daemon=True)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    importing.start()
+
+    def join() -> None:
+        importing.join()
+        sys.setswitchinterval(interval_s)
+
+    try:
+        yield join
+    finally:
+        join()
 
 
 def import_tune(using: str) -> None:

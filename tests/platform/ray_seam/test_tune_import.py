@@ -9,7 +9,7 @@ LEFT_OUT = """\
 import sys
 from ebbtide.platform.ray_seam.tune_import import import_tune, without_datasets
 import_tune("ebbtide.tune.tuner")
-left_out = ["pandas", "ray.data", "requests", "jsonschema"]
+left_out = ["pandas", "ray.data", "requests", "jsonschema", "filelock", "rich"]
 assert not [name for name in left_out if name in sys.modules]
 import ray
 assert "data" not in vars(ray)
@@ -26,6 +26,13 @@ assert datasets.ray.data.Dataset is sys.modules["ray.data"].Dataset
 assert ray.data.Dataset.take_all
 with without_datasets():
     assert ray.data.Dataset.take_all
+
+import rich.layout, filelock
+from ray.tune.experimental import output
+from ray._private.runtime_env import packaging
+assert output.rich is not rich and output.rich.layout.Layout is rich.layout.Layout
+assert output.rich.live.Live
+assert type(packaging.FileLock("lock")) is filelock.FileLock
 """
 KEPT = """\
 import pandas
