@@ -32,13 +32,24 @@ _ANSWER_S = 10.0
 _LOOK_S = 0.2
 _MOST_BYTES = 2**16
 """Of what a command wants."""
+_WITHOUT_A_SESSION: tuple[str, ...] = ("{tmp}/ebbtide-{user}",)
+_ELSEWHERE: tuple[str, ...] = ("/tmp/ebbtide-{user}", "/run/user/{user}/ebbtide")
+"""Where an endpoint is that has another ``XDG_RUNTIME_DIR`` or ``TMPDIR`` than the command."""
+
+
+def _places() -> list[Path]:
+    """Where this user's endpoints may be asked, first where one of this process would be."""
+    names = {"user": str(os.getuid()), "tmp": tempfile.gettempdir()}
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    found = [Path(base, "ebbtide")] if base else []
+    found += [Path(each.format(**names)) for each in _WITHOUT_A_SESSION + _ELSEWHERE]
+    return list(dict.fromkeys(found))
 
 
 def folder() -> Path:
     """Where the sockets of this user's endpoints are. Raises ServeError if others could be there,
     too, or nobody can."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(base, "ebbtide") if base else Path(tempfile.gettempdir(), f"ebbtide-{os.getuid()}")
+    path = _places()[0]
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
@@ -46,9 +57,13 @@ def folder() -> Path:
         what = error.strerror or error
         text = f"{path}: {what}; give XDG_RUNTIME_DIR a directory of yours, or unset it"
         raise ServeError(text) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_ours_alone(found):
         raise ServeError(f"{path}: is not a directory of yours alone (mode 0700); remove it")
     return path
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 class Ask:
@@ -209,10 +224,15 @@ def _connected(path: Path) -> Iterator[Any]:
 
 def running() -> dict[Path, Json]:
     """The endpoints of this user on this machine, by socket: ``name`` and ``endpoint``."""
+    folder()
     found = {}
-    for path in sorted(folder().glob("*.sock")):
-        with contextlib.suppress(OSError, ValueError), _connected(path) as (_, lines):
-            found[path] = json.loads(lines.readline())
+    for place in _places():
+        with contextlib.suppress(OSError):
+            if not _is_ours_alone(place.lstat()):
+                continue
+            for path in sorted(place.glob("*.sock")):
+                with contextlib.suppress(OSError, ValueError), _connected(path) as (_, lines):
+                    found[path] = json.loads(lines.readline())
     return found
 
 
@@ -220,7 +240,10 @@ def choose(found: dict[Path, Json], which: str | None) -> Path:
     """The endpoint that is meant by its name or URL, or the only one. Raises ServeError."""
     known = ", ".join(f"{each['name']} ({each['endpoint']})" for each in found.values())
     if not found:
-        raise ServeError("no endpoint of yours runs on this machine; run this beside `serve FILE`")
+        raise ServeError(
+            f"no endpoint of yours is to be asked in {', '.join(map(str, _places()))}; run this"
+            " beside `serve FILE`, with its XDG_RUNTIME_DIR (or, without one, its TMPDIR)"
+        )
     meant = [
         path
         for path, each in found.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ WANTED = {"update": "s3://models/new"}
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(control, "_ELSEWHERE", ())  # where endpoints of others may be
     return tmp_path
 
 
@@ -155,7 +158,7 @@ def test_what_is_no_request_is_refused_in_words(line: bytes) -> None:
 
 
 def test_one_of_several_is_chosen_by_name_or_url(base: Path) -> None:
-    with pytest.raises(ServeError, match="no endpoint of yours"):
+    with pytest.raises(ServeError, match=f"no endpoint of yours .*{base}/ebbtide, {base}/tmp"):
         control.choose(control.running(), None)
     (base / "ebbtide" / "dead-1.sock").touch()  # of one that was killed
     with Control(config()), Control(config("other", 8001)):
@@ -202,3 +205,17 @@ def test_a_folder_that_others_can_enter_is_not_used(base: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(ServeError, match="yours alone"):
         control.folder()
+
+
+def test_an_endpoint_of_another_environment_is_found(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that a timer started, without a session and its variables."""
+    (base / "tmp").mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with Control(config()):
+        assert len(control.running()) == 1
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+        assert [each["name"] for each in control.running().values()] == ["tide"]
+        control._places()[1].chmod(0o755)  # anybody may have put it there
+        assert control.running() == {}
