@@ -13,7 +13,8 @@ from typing import Any
 from ebbtide.platform.errors import ServeError
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve.config import Scheme, ServeConfig
-from ebbtide.serve.model_files import cache_root, check_servable, described, fetch
+from ebbtide.serve.model_cache import cache_root
+from ebbtide.serve.model_files import check_servable, described, fetch
 from ebbtide.serve.quantize import check_quantizable, quantized
 
 

@@ -7,13 +7,9 @@ on S3 is copied once per machine.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from ebbtide.platform.errors import ServeError, StorageError
 from ebbtide.platform.export_manifest import MANIFEST
 from ebbtide.platform.storage import LocalStorage, Storage, open_storage
 from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.model_cache import cache_root, locked, make_room
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +28,6 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-def cache_root() -> Path:
-    """Where copies of remote directories are kept on this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "ebbtide", "models")
 
 
 def fetch(uri: str, cache: Path | None = None) -> Path:
@@ -82,21 +73,18 @@ def _copy(storage: Storage, whole: export_manifest.ExportManifest | None, cache:
             [(storage.uri, i.key, i.size_bytes, i.modified_s) for i in found]
         ).encode()
     folder = cache / sha256(identity)[:32]
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_suffix(".lock")):
-        for key, size_bytes in sizes.items():
-            path = folder / key
-            if not path.is_file() or path.stat().st_size != size_bytes:
-                storage.get_file(key, path)
+    with locked(folder):
+        folder.mkdir(exist_ok=True)
+        missing = {key: size for key, size in sizes.items() if not _is_there(folder / key, size)}
+        if missing:
+            make_room(cache, sum(missing.values()))
+        for key in missing:
+            storage.get_file(key, folder / key)
     return folder
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process of this machine at a time."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _is_there(path: Path, size_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == size_bytes
 
 
 def check_servable(folder: Path, config: ServeConfig) -> None:

@@ -23,7 +23,7 @@ from ebbtide.platform.errors import ServeError
 from ebbtide.platform.export_manifest import MANIFEST, ExportManifest
 from ebbtide.platform.storage import LocalStorage
 from ebbtide.serve.config import Scheme
-from ebbtide.serve.model_files import locked
+from ebbtide.serve.model_cache import locked, make_room
 
 if TYPE_CHECKING:
     import torch
@@ -86,13 +86,13 @@ def quantized(folder: Path, scheme: Scheme, cache: Path) -> Path:
 
 def _copy(folder: Path, scheme: Scheme, cache: Path) -> Path:
     copy = cache / f"{_identity(folder, scheme)}-{scheme}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with locked(copy.with_suffix(".lock")):
+    with locked(copy):
         manifest = export_manifest.read(LocalStorage(copy))
         if manifest is not None and export_manifest.damage(copy, manifest) is None:
             return copy
         check_quantizable(folder, scheme)
         shutil.rmtree(copy, ignore_errors=True)
+        make_room(cache, sum(path.stat().st_size for path in folder.iterdir()))
         copy.mkdir()
         _write(folder, scheme, copy)
     return copy
