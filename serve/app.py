@@ -16,9 +16,8 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from ebbtide.platform.errors import ConfigError
 from ebbtide.platform.ray_seam.llm import register_connectors
-from ebbtide.platform.ray_seam.workers import forked_environment
 from ebbtide.serve.config import Role, ServeConfig
-from ebbtide.serve.engine import FORK_MODULES, Site, application_names, llm_config
+from ebbtide.serve.engine import Site, application_names, llm_config
 from ebbtide.serve.replica import EngineServer
 
 __all__ = ["build", "check_options", "register_connectors"]
@@ -34,20 +33,22 @@ def check_options(options: Iterable[str]) -> None:
             raise ConfigError(f"engine.{name} is not an option of vLLM; {hint}")
 
 
-def _forked(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an LLMConfig with which a node imports vLLM once, for all its replicas."""
-    environment = forked_environment(fields["runtime_env"]["env_vars"], FORK_MODULES)
-    return {**fields, "runtime_env": environment}
-
-
-def build(config: ServeConfig, site: Site, counts: Mapping[Role, int]) -> dict[str, Any]:
+def build(
+    config: ServeConfig,
+    site: Site,
+    counts: Mapping[Role, int],
+    environments: Mapping[Role, dict[str, Any]],
+) -> dict[str, Any]:
     """The applications of the roles in ``counts`` by name, not yet running, with so many replicas.
 
-    Raises ConfigError for what vLLM refuses.
+    ``environments`` are the runtime environments of each role's replicas. Raises ConfigError for
+    what vLLM refuses.
     """
     try:
         configs = {
-            role: LLMConfig(**_forked(llm_config(config, role, site, number)))
+            role: LLMConfig(
+                **llm_config(config, role, site, number), runtime_env=environments[role]
+            )
             for role, number in counts.items()
         }
     except ValueError as error:

@@ -10,10 +10,11 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ebbtide.platform.errors import ClusterError, ServeError
+from ebbtide.platform.errors import ClusterError, EbbtideError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION, QUIET_SERVE
 from ebbtide.serve import interrupts
+from ebbtide.serve.capacity import Resources, shortfall
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,27 @@ def supervised_on_head(actor: type, name: str, namespace: str, *arguments: Any) 
     )
 
 
+def where_room_is(
+    bundle: Resources, actor: type, environment: dict[str, Any], *arguments: Any
+) -> Any:
+    """An actor that takes no room, on a node that has that of ``bundle``, busy or not.
+
+    ``environment`` is the runtime environment of its process. It ends with this process, or by
+    :func:`end`.
+    """
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    node = next((each for each in alive if not shortfall([bundle], [each])), alive[0])
+    # its name as a resource: by its id, one that has just joined may be unknown to the scheduler
+    name = next(key for key in node if key.startswith("node:") and not key.startswith("node:__"))
+    return (
+        ray.remote(actor)
+        .options(num_cpus=0, resources={name: 0.001}, runtime_env=environment)
+        .remote(*arguments)
+    )
+
+
 def end(actor: Any) -> None:
     """End an actor for good. May be called more than once."""
     import ray
@@ -147,12 +169,15 @@ def end(actor: Any) -> None:
 
 
 def answer_of(reference: Any, what: str, timeout_s: float = 60.0) -> Any:
-    """What an actor's call returned. Raises ServeError that begins with ``what``."""
+    """What an actor's call returned. Raises an EbbtideError as it was raised there, and for
+    anything else ServeError that begins with ``what``."""
     import ray
 
     try:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, EbbtideError):
+            raise error.cause from None
         raise ServeError(f"{what}: {error.cause}") from error
     except ray.exceptions.RayError as error:
         raise ServeError(f"{what}: {str(error).strip().splitlines()[-1]}") from error

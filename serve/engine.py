@@ -30,6 +30,7 @@ FORK_MODULES = (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.entrypoints.openai.api_server",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
     "ray.serve.llm.deployment",
     SERVE_REPLICA_MODULE,
     "ebbtide.serve.replica",
@@ -68,7 +69,8 @@ def application_names(config: ServeConfig, generation: int = 1) -> dict[Role, st
 def llm_config(
     config: ServeConfig, role: Role, site: Site, num_replicas: int = 1
 ) -> dict[str, Any]:
-    """The fields of ``ray.serve.llm.LLMConfig`` for so many replicas of a role."""
+    """The fields of ``ray.serve.llm.LLMConfig`` for so many replicas of a role, but for their
+    runtime environment."""
     own = config.roles[role]
     fields: dict[str, Any] = {
         "model_loading_config": {"model_id": config.model_name, "model_source": config.model.uri},
@@ -93,7 +95,6 @@ def llm_config(
         "experimental_configs": {
             "NIXL_SIDE_CHANNEL_PORT_BASE": site.side_channel_ports[role],
         },
-        "runtime_env": {"env_vars": environment(config, role, site)},
         "engine_kwargs": engine_options(config, role),
     }
     if config.accelerator == "cpu":

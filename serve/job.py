@@ -24,6 +24,7 @@ from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import Storage, open_storage
 from ebbtide.serve import capacity, cluster, local_model, ports
 from ebbtide.serve.beats import NAMESPACE
+from ebbtide.serve.builder import Builder
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.engine import Site, demand, num_ports, side_channel_ports
 from ebbtide.serve.interrupts import Interrupts
@@ -31,7 +32,7 @@ from ebbtide.serve.keys import ApiKey
 from ebbtide.serve.router_actor import RouterProcess, open_note, router_names
 from ebbtide.serve.routers import Routers
 from ebbtide.serve.serving import Serving
-from ebbtide.serve.workers import Workers, builder
+from ebbtide.serve.workers import Workers
 
 if TYPE_CHECKING:
     from ebbtide.platform.local_cluster import LocalCluster
@@ -80,9 +81,7 @@ def start(
         if own is None:  # one of our own can end with Serve and engines that are half started
             _require_idle_serve()
             resources.callback(_end_serve)
-        token = secrets.token_hex(16)
-        actors = _start_routers(config, keys, token, resources)
-        routers, first_port = Routers(config, actors), free_run(2 * num_ports(config))
+        first_port, token = free_run(2 * num_ports(config)), secrets.token_hex(16)
         side_channels = side_channel_ports(config, first_port)
         site = Site(side_channels, cluster.is_loopback(), router_names(config), token)
         workers = Workers(config, site)
@@ -94,8 +93,13 @@ def start(
         def say(text: str) -> None:
             log.info("%s: %s", config.name, text)
 
-        _start_serve()
-        workers.scale(config.counts)
+        with Builder(config, site) as builder:  # imports vLLM while the rest starts
+            actors = _start_routers(config, keys, token, resources)
+            _start_serve()
+            with interrupts.raising():
+                builder.prepare()
+            workers.scale(config.counts, builder)
+        routers = Routers(config, actors)
         workers.await_ready(config.counts, routers, deadline_s, clock, pause, say)
         with interrupts.raising():
             routers.warm_up(workers.generation)
@@ -174,13 +178,12 @@ def _prepare(
     resources: contextlib.ExitStack,
     interrupts: Interrupts,
 ) -> LocalCluster | None:
-    """Check port, model and options, and connect to the cluster; returns it if it is our own."""
+    """Check port and model, and connect to the cluster; returns it if it is our own."""
     if address is not None:
         resources.enter_context(cluster.connected(address, ours=False))
         with interrupts.raising():
             cluster.on_head(ports.require_free, config.http.host, config.http.port)
             cluster.on_head(local_model.check, config)
-            builder().check_options(config.engine)
         return None
     own = cluster.local_cluster()
     resources.callback(own.stop)
@@ -188,7 +191,6 @@ def _prepare(
         ports.require_free(config.http.host, config.http.port)
         local_model.check(config)
         _require_capacity(config, [{"CPU": float(os.cpu_count() or 1), "GPU": math.inf}])
-        builder().check_options(config.engine)
         own.start()
     resources.enter_context(cluster.connected(own.address, ours=True))
     return own
@@ -245,7 +247,6 @@ def _start_serve() -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     _end_serve()  # one that serves nothing: it would keep its own options
     serve.start(proxy_location="Disabled")
-    builder().register_connectors()
 
 
 def _require_idle_serve() -> None:

@@ -6,17 +6,15 @@ An endpoint has one such *generation* of workers, and for a while two when its m
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from ebbtide.platform.clock import Clock
 from ebbtide.platform.errors import ServeError
 from ebbtide.serve import startup
+from ebbtide.serve.builder import Builder
 from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.engine import Site, application_names
 from ebbtide.serve.routers import Routers
@@ -33,13 +31,6 @@ _BEAT_S = 0.2
 _SAY_EVERY_S = 10.0
 _END_S = 60.0
 """Ray Serve kills a replica that has not ended 20 s after it was told to."""
-
-
-def builder() -> ModuleType:
-    """The module that builds the applications; it imports vLLM, which takes many seconds."""
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    return importlib.import_module("ebbtide.serve.app")
 
 
 @dataclass(frozen=True)
@@ -59,21 +50,25 @@ class Workers:
         """The applications' names."""
         return application_names(self.config, self.generation)
 
-    def scale(self, counts: Mapping[Role, int]) -> None:
+    def scale(self, counts: Mapping[Role, int], builder: Builder | None = None) -> None:
         """Have so many workers of each role from now on; does not wait for them.
 
-        Raises ConfigError for what vLLM refuses.
+        ``builder`` is one of theirs, if it is there already. Raises ConfigError for what vLLM
+        refuses.
         """
         from ebbtide.platform.ray_seam.serve import scale
 
         found, names = _applications(self.config), self.names
         new = {r: n for r, n in counts.items() if n and names[r] not in found}
-        built = builder().build(self.config, self.site, new) if new else {}
+        if new and builder is not None:
+            builder.run(new)
+        elif new:
+            with Builder(self.config, self.site) as own:
+                own.run(new)
         with _answering(self.config):
             for role, number in counts.items():
                 if names[role] in found:
                     scale(names[role], number)
-            _run(built)
 
     def progress(self, roles: Mapping[Role, int] | None = None) -> startup.Progress:
         """How far they are, those of all roles or of the ones that there are some of."""
@@ -139,20 +134,6 @@ class Workers:
 
 def _has(ready: Mapping[Role, int], counts: Mapping[Role, int]) -> bool:
     return all(ready[role] >= number for role, number in counts.items())
-
-
-def _run(applications: Mapping[str, Any]) -> None:
-    from ray import serve
-
-    if applications:
-        serve.run_many(
-            [
-                serve.RunTarget(app, name=name, route_prefix=None, external_scaler_enabled=True)
-                for name, app in applications.items()
-            ],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
 
 
 def _applications(config: ServeConfig) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import prometheus_client
 from ray import serve
 
+from ebbtide.platform.errors import ConfigError
 from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.engine import Site, application_names
@@ -19,6 +20,7 @@ from tests.serve import stand_in
 from tests.serve.stand_in import StandIn
 
 DRAIN_S = 1.0
+UNKNOWN = "no_option"
 _FULL = 3
 """Requests of which a worker's blocks are full."""
 
@@ -84,14 +86,21 @@ class LightServer:
 
 
 def check_options(options: Iterable[str]) -> None:
-    """There are none."""
+    """All are known but one."""
+    if UNKNOWN in options:
+        raise ConfigError(f"engine.{UNKNOWN} is not an option")
 
 
 def register_connectors() -> None:
     """There are none."""
 
 
-def build(config: ServeConfig, site: Site, counts: Mapping[Role, int]) -> dict[str, Any]:
+def build(
+    config: ServeConfig,
+    site: Site,
+    counts: Mapping[Role, int],
+    environments: Mapping[Role, dict[str, Any]],
+) -> dict[str, Any]:
     """In place of ``ebbtide.serve.app.build``."""
     names = application_names(config, site.generation)
     return {

@@ -74,7 +74,7 @@ def test_options_of_gpu_engines() -> None:
     assert not options.keys() & {"kv_cache_memory_bytes", "distributed_executor_backend"}
     assert fields["accelerator_config"] == {"kind": "gpu"}
     assert fields["deployment_config"]["num_replicas"] == 2
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in fields["runtime_env"]["env_vars"]
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(config(text), "decode", _SITE)
     assert demand(config(text), config(text).counts) == [
         {"CPU": 1.0, "GPU": 1.0},
         *[{"CPU": 3.0, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}] * 2,

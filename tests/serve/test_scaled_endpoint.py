@@ -17,7 +17,7 @@ from ray import serve
 from ebbtide.platform.config import parse
 from ebbtide.platform.local_cluster import LocalCluster, NodeHandle
 from ebbtide.platform.ports import free_run
-from ebbtide.serve import job, workers
+from ebbtide.serve import builder, job
 from ebbtide.serve.config import ServeConfig
 from ebbtide.serve.serving import Serving
 from tests.serve import light_workers
@@ -135,8 +135,8 @@ scaling: {idle_s: 2, down_after_s: 3, gap_s: 100}
 def test_workers_come_and_go_with_requests_and_with_nodes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "builder", lambda: light_workers)
-    monkeypatch.setattr(job, "builder", lambda: light_workers)
+    monkeypatch.setattr(builder, "MODULE", light_workers.__name__)
+    monkeypatch.setattr(builder, "FORK_MODULES", ())
     with (
         LocalCluster(nodes=2, cpus_per_node=4) as cluster,
         started(model, cluster, _SCALING) as endpoint,

@@ -1,0 +1,37 @@
+"""What starts workers runs in the cluster: what is wrong there is told here as it was raised."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ebbtide.platform.config import parse
+from ebbtide.platform.errors import ConfigError, ServeError
+from ebbtide.platform.local_cluster import LocalCluster
+from ebbtide.serve import builder
+from ebbtide.serve import cluster as serving_cluster
+from ebbtide.serve.builder import Builder
+from ebbtide.serve.config import ServeConfig
+from ebbtide.serve.engine import Site
+from tests.serve import light_workers
+
+_SITE = Site({"prefill": 21000, "decode": 21002}, True, ("a", "b"), "t")
+
+
+@pytest.mark.ray
+def test_errors_come_back(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{{name: m, model: {{uri: x}}, engine: {{{light_workers.UNKNOWN}: 1}}}}"
+    config = parse(text, ServeConfig)
+    monkeypatch.setattr(builder, "FORK_MODULES", ())
+    with serving_cluster.connected(cluster.address, ours=True):
+        monkeypatch.setattr(builder, "MODULE", light_workers.__name__)
+        unknown = f"engine.{light_workers.UNKNOWN}"
+        with Builder(config, _SITE) as found, pytest.raises(ConfigError, match=unknown):
+            found.prepare()
+        with pytest.raises(ServeError, match="m: its workers cannot be started"):
+            found.prepare()  # it has ended
+        monkeypatch.setattr(builder, "MODULE", "tests.serve.nowhere")
+        with Builder(config, _SITE) as found, pytest.raises(ServeError, match="No module named"):
+            found.prepare()
+    assert "vllm" not in sys.modules
