@@ -1,9 +1,9 @@
 """Which share of the node-seconds goes into steps that are kept, while nodes come and go.
 
 ``python -m bench.goodput --json`` trains a Llama of 5 million parameters on a local cluster of two
-spot nodes. Nodes are evicted with a notice of 30 s at a fixed interval, and a new one takes the
-place of each ten seconds after it is gone; then nodes are SIGKILLed every 15 s. It prints one line
-of JSON last:
+spot nodes, and saves as often as ``checkpoint.every: auto`` has it. Nodes are evicted with a notice
+of 30 s at a fixed interval, and a new one takes the place of each ten seconds after it is gone;
+then nodes are SIGKILLed every 15 s. It prints one line of JSON last:
 
 - ``goodput_percent_120s``, ``goodput_percent_300s``: seconds of kept steps, waits inside of them
   included, over the seconds of all nodes that the run held, from its first step on, at one eviction
@@ -56,7 +56,7 @@ def disturbed(folder: Path, name: str, plan: Plan, duration_s: float) -> tuple[s
         folder,
         name=name,
         steps=1_000_000,
-        checkpoint={"every": 10},
+        checkpoint={"keep_last": 1},
         workers={"min": 1, "max": NODES},
     )
     ends_s: list[float] = []
