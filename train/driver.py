@@ -85,6 +85,7 @@ class Driver:
         self._guard, self._telemetry = guard, telemetry
         self._on_progress = on_progress
         self._started_s = clock.monotonic()
+        self._held: Sequence[str] = ()
         self._nodes_s = float("-inf")
         self._began, self._holds, self._market_waits = False, False, False
         self._warm: set[str] = set()
@@ -102,8 +103,8 @@ class Driver:
 
         events, held = ray.get(self._desk.take.remote())
         self._record(events)
-        if self._clock.monotonic() - self._nodes_s >= _NODES_INTERVAL_S:
-            self._nodes_s = self._clock.monotonic()
+        if held != self._held or self._clock.monotonic() - self._nodes_s >= _NODES_INTERVAL_S:
+            self._held, self._nodes_s = held, self._clock.monotonic()
             draining = draining_nodes()
             self._see_nodes(held, draining.keys())
             self._keep_warm(set(held) - draining.keys())
