@@ -36,21 +36,21 @@ def test_a_budget_ends_the_sweep_with_the_best_so_far_and_more_of_it_continues(
     tmp_path: Path,
 ) -> None:
     text = """\
-num_samples: 60
+num_samples: 40
 space: {width: {uniform: [0, 1]}}
-overrides: {rounds: 3, pause_s: 0.1}
+overrides: {rounds: 3, pause_s: 0.05}
 cost: {instance_type: local-cpu}
 """
-    short = run_function(tmp_path, "user", text + "max_dollars: 0.000035\n")
-    assert short.status == "budget" and short.limit == "max_dollars ($0.000035) is spent"
-    assert short.usd is not None and short.usd >= Decimal("0.000035") and not short.partial
+    short = run_function(tmp_path, "user", text + "max_dollars: 0.000012\n")
+    assert short.status == "budget" and short.limit == "max_dollars ($0.000012) is spent"
+    assert short.usd is not None and short.usd >= Decimal("0.000012") and not short.partial
     costs = [trial.usd for trial in short.trials if trial.status == "finished"]
     assert all(usd is not None and 0 < usd < short.usd for usd in costs)
-    again = run_function(tmp_path, "user", text + "max_dollars: 0.000035\n")
+    again = run_function(tmp_path, "user", text + "max_dollars: 0.000012\n")
     assert again == short
     whole = run_function(tmp_path, "user", text + "max_seconds: 600\n")
     assert whole.status == "finished" and whole.limit is None
-    assert [trial.status for trial in whole.trials] == ["finished"] * 60
+    assert [trial.status for trial in whole.trials] == ["finished"] * 40
     kept = {trial.number: replace(trial, trial_id="") for trial in whole.trials}
     ended = [trial for trial in short.trials if trial.status == "finished"]
     assert [replace(trial, trial_id="") for trial in ended] == [kept[t.number] for t in ended]
