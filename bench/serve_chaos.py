@@ -1,190 +1,198 @@
-"""Kills processes under open streams: whether every answer is completed, and with its tokens.
+"""Kills, hangs and restarts under an endpoint: whether answers are complete, with their tokens.
 
-``python -m bench.serve_chaos [--short] [--kills N] [--seed N] [--json]``: one prefill and one
-decode worker. Each round opens greedy streams, kills one process (a replica or its engine, of
-either role) and compares all token ids with those of an undisturbed run; then it waits
-for both roles. The last line is one JSON document.
+``python -m bench.serve_chaos [--short] [--kills N] [--hangs N] [--restarts N] [--seed N]
+[--json]``: one prefill and one decode worker, and N rounds of each kind, 200 kills (20 with
+``--short``) if no number is given. The last line is one JSON document.
+
+A *kill* is of one process (a replica or its engine, of either role) under greedy streams, all token
+ids of which are compared with those of an undisturbed run. A *hang* is the same by SIGSTOP; the
+process goes on after some seconds, or never, and is then replaced. A *restart* is of one role or of
+both, in any order and at any distance, with nothing asked meanwhile; ``serves`` is how long after
+both roles are ready an answer has gone through both, and streams then have the same tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
+from bench.serve_faults import Stream, await_both, round_of, until_split, victims
 from bench.serve_model import write_model
 from ebbtide.platform.config import parse
 from ebbtide.platform.ports import free_run
-from ebbtide.platform.process_session import descendants
 from ebbtide.serve import job
 from ebbtide.serve.config import ServeConfig
 
 MODEL = "bench"
-STREAMS, TOKENS = 4, 160
+STREAMS = 4
 KINDS = ("replica", "engine")
-_BACK_S = 300.0
+ROLES = ("prefill", "decode")
+_SILENT_S = 5.0
+"""After this a router has noticed that a worker is gone."""
+_STUCK_S = 8.0
+"""And after this that its engine does not answer."""
 
 
 @dataclass
-class Stream:
-    """One answer: its ids, the gaps between them, and whether it ended as it should."""
+class Seen:
+    """What one kind of fault has led to."""
 
-    ids: list[int] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    is_done: bool = False
-    error: str | None = None
+    streams: list[Stream] = field(default_factory=list)
+    mismatches: int = 0
+    back_s: list[float] = field(default_factory=list)
+    serves_s: list[float] = field(default_factory=list)
 
+    def take(self, streams: list[Stream], reference: list[Stream]) -> str:
+        """Count the streams of a round; a line about them."""
+        self.streams += streams
+        pairs = zip(streams, reference, strict=True)
+        wrong = sum(mine.ids != theirs.ids for mine, theirs in pairs)
+        self.mismatches += wrong
+        gap_s = max((max(each.gaps_s) for each in streams if each.gaps_s), default=0.0)
+        errors = [each.error for each in streams if each.error]
+        return f"{wrong} wrong, longest gap {gap_s:.2f} s {errors or ''}"
 
-async def stream(session: aiohttp.ClientSession, url: str, prompt: str, into: Stream) -> None:
-    """Ask for greedy tokens with their ids."""
-    body: dict[str, Any] = {
-        "model": MODEL,
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    last_s: float | None = None
-    try:
-        async with session.post(f"{url}/completions", json=body) as response:
-            async for line in response.content:
-                if line.startswith(b"data: [DONE]"):
-                    into.is_done = True
-                elif line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        into.error = event["error"]["message"]
-                        continue
-                    now_s = time.perf_counter()
-                    for choice in event["choices"]:
-                        into.ids += choice["token_ids"] or []
-                    if last_s is not None:
-                        into.gaps_s.append(now_s - last_s)
-                    last_s = now_s
-    except aiohttp.ClientError as error:
-        into.error = repr(error)
+    def summary(self) -> dict[str, float]:
+        """Percent, counts and seconds."""
+        gaps_s = sorted(max(each.gaps_s, default=0.0) for each in self.streams)
+        found = {
+            "streams": len(self.streams),
+            "completed_percent": round(
+                100 * sum(each.is_done for each in self.streams) / len(self.streams), 2
+            ),
+            "token_mismatches": self.mismatches,
+            "gap_p50_s": round(statistics.median(gaps_s), 3),
+            "gap_p99_s": round(gaps_s[min(len(gaps_s) - 1, int(len(gaps_s) * 0.99))], 3),
+        }
+        for name, values in (("back", self.back_s), ("serves", self.serves_s)):
+            if values:
+                found |= {
+                    f"{name}_p50_s": round(statistics.median(values), 1),
+                    f"{name}_max_s": round(max(values), 1),
+                }
+        return found
 
 
-def victims(role: str, kind: str) -> list[psutil.Process]:
-    """The processes of a kind that a role has."""
-    found = []
-    for pid in descendants(os.getpid()):
-        try:
-            process = psutil.Process(pid)
-            command = " ".join(process.cmdline())
-            if not command.startswith("ray::") or f"{role}:{MODEL}" not in command:
-                continue
-            family = [psutil.Process(each) for each in descendants(pid)]
-            if kind == "replica":
-                found.append(process)
-            else:
-                found += [each for each in family if each.name().startswith("VLLM::EngineCore")]
-        except psutil.NoSuchProcess:
-            continue
-    return found
+class Endpoint:
+    """The endpoint under test, and the answers of an undisturbed run."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.base = url, url.removesuffix("/v1")
+        self.prompts = [f"story {i}: " + "the quick brown fox " * (i + 2) for i in range(STREAMS)]
+        self.reference = asyncio.run(round_of(url, MODEL, self.prompts))
+        assert all(each.is_done for each in self.reference), self.reference
+
+    def kill(self, number: int, seen: Seen) -> str:
+        role, kind = _drawn(number)
+
+        def strike() -> None:
+            _first(role, kind).kill()
+
+        streams = asyncio.run(round_of(self.url, MODEL, self.prompts, strike))
+        told = seen.take(streams, self.reference)
+        seen.back_s.append(await_both(self.base, _SILENT_S))
+        return f"{role} {kind}: {told}, back after {seen.back_s[-1]:.0f} s"
+
+    def hang(self, number: int, seen: Seen) -> str:
+        role, kind = _drawn(number)
+        pause_s = random.choice((3.0, 8.0, None))
+        stopped: list[psutil.Process] = []
+
+        def strike() -> None:
+            stopped.append(_first(role, kind))
+            stopped[0].suspend()
+
+        began_s = time.monotonic()
+        streams = asyncio.run(round_of(self.url, MODEL, self.prompts, strike))
+        told = seen.take(streams, self.reference)
+        if pause_s is not None:
+            time.sleep(max(0.0, began_s + pause_s - time.monotonic()))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stopped[0].send_signal(signal.SIGCONT)
+        seen.back_s.append(await_both(self.base, _STUCK_S))
+        how = "for good" if pause_s is None else f"for {pause_s:.0f} s"
+        return f"{role} {kind} {how}: {told}, back after {seen.back_s[-1]:.0f} s"
+
+    def restart(self, number: int, seen: Seen) -> str:
+        roles = random.sample(ROLES, random.choice((1, 2, 2)))
+        distance_s = random.uniform(0.0, 8.0)
+        for role in roles:
+            if role != roles[0]:
+                time.sleep(distance_s)
+            _first(role, "replica").kill()
+        seen.back_s.append(await_both(self.base, _SILENT_S))
+        seen.serves_s.append(until_split(self.url, MODEL, 100_000 + number))
+        told = seen.take(asyncio.run(round_of(self.url, MODEL, self.prompts)), self.reference)
+        return (
+            f"{', '.join(roles)}: back after {seen.back_s[-1]:.0f} s, served by both "
+            f"{seen.serves_s[-1]:.1f} s later: {told}"
+        )
 
 
-async def round_of(url: str, prompts: list[str], role: str | None, kind: str) -> list[Stream]:
-    """Open the streams; with a role, kill one of its processes once tokens flow."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=180)) as session:
-        streams = [Stream() for _ in prompts]
-        work = [
-            asyncio.create_task(stream(session, url, prompt, into))
-            for prompt, into in zip(prompts, streams, strict=True)
-        ]
-        if role is not None:
-            while min(len(each.ids) for each in streams) < random.randrange(5, TOKENS // 2):
-                await asyncio.sleep(0.01)
-            for process in victims(role, kind)[:1]:
-                process.kill()
-        await asyncio.gather(*work)
-        return streams
+def _drawn(number: int) -> tuple[str, str]:
+    role, kind = random.choice(ROLES), random.choice(KINDS)
+    return ("decode", KINDS[number]) if number < len(KINDS) else (role, kind)
 
 
-def await_both(base: str) -> float:
-    """Seconds until both roles are ready again, after they were seen not to be."""
-    began_s = time.monotonic()
-    while time.monotonic() - began_s < _BACK_S:
-        try:
-            with urllib.request.urlopen(f"{base}/ready", timeout=5) as answer:
-                ready = json.loads(answer.read())
-        except (urllib.error.HTTPError, OSError):
-            ready = {}
-        if ready.get("prefill") and ready.get("decode") and time.monotonic() - began_s > 5:
-            return time.monotonic() - began_s
-        time.sleep(0.25)
-    raise RuntimeError("a killed worker did not come back")
+def _first(role: str, kind: str) -> psutil.Process:
+    found = victims(MODEL, role, kind)
+    if not found:
+        raise RuntimeError(f"there is no {role} {kind}")
+    return found[0]
 
 
 def main() -> None:
     """Run the rounds and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--kills", type=int)
+    for name in ("kills", "hangs", "restarts"):
+        parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    kills = arguments.kills or (20 if arguments.short else 200)
+    if not arguments.kills + arguments.hangs + arguments.restarts:
+        arguments.kills = 20 if arguments.short else 200
     random.seed(arguments.seed)
-    found: list[Stream] = []
-    mismatches, back_s = 0, []
+    result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         text = f"""{{name: bench, model: {{uri: {folder}, max_model_len: 1024, name: {MODEL}}},
             http: {{port: {free_run(1)}}}, dtype: fp32, mode: split,
             prefill: {{kv_cache_gb: 0.25}}, decode: {{kv_cache_gb: 0.25}}}}"""
-        config = parse(text, ServeConfig)
-        with job.start(config) as serving:
-            prompts = [f"story {i}: " + "the quick brown fox " * (i + 2) for i in range(STREAMS)]
-            reference = asyncio.run(round_of(serving.endpoint, prompts, None, ""))
-            assert all(each.is_done for each in reference), reference
-            for number in range(kills):
-                role, kind = random.choice(("prefill", "decode")), random.choice(KINDS)
-                if number < len(KINDS):
-                    role, kind = "decode", KINDS[number]
-                streams = asyncio.run(round_of(serving.endpoint, prompts, role, kind))
-                found += streams
-                pairs = zip(streams, reference, strict=True)
-                wrong = sum(mine.ids != theirs.ids for mine, theirs in pairs)
-                mismatches += wrong
-                back_s.append(await_both(serving.endpoint.removesuffix("/v1")))
-                gap_s = max(max(each.gaps_s) for each in streams)
-                print(
-                    f"{number + 1}: {role} {kind}: {wrong} wrong, longest gap {gap_s:.2f} s, back "
-                    f"after {back_s[-1]:.0f} s {[e.error for e in streams if e.error]}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    worst = sorted(max(each.gaps_s) for each in found)
-    result = {
-        "kills": kills,
-        "streams": len(found),
-        "completed_percent": round(100 * sum(e.is_done for e in found) / len(found), 2),
-        "token_mismatches": mismatches,
-        "gap_p50_s": round(statistics.median(worst), 3),
-        "gap_p99_s": round(worst[min(len(worst) - 1, int(len(worst) * 0.99))], 3),
-        "back_p50_s": round(statistics.median(back_s), 1),
-        "back_max_s": round(max(back_s), 1),
-    }
+        with job.start(parse(text, ServeConfig)) as serving:
+            endpoint = Endpoint(serving.endpoint)
+            rounds = (
+                ("kills", arguments.kills, endpoint.kill),
+                ("hangs", arguments.hangs, endpoint.hang),
+                ("restarts", arguments.restarts, endpoint.restart),
+            )
+            for name, total, strike in rounds:
+                seen = Seen()
+                for number in range(total):
+                    told = strike(number, seen)
+                    print(f"{name} {number + 1}: {told}", file=sys.stderr, flush=True)
+                if total:
+                    prefix = "" if name == "kills" else f"{name}_"
+                    result |= {
+                        name: total,
+                        **{f"{prefix}{k}": v for k, v in seen.summary().items()},
+                    }
     if not arguments.json:
         for key, value in result.items():
-            print(f"{key:20} {value}")
+            print(f"{key:28} {value}")
     print(json.dumps(result))
 
 
