@@ -35,14 +35,13 @@ class _SweepByDefault(TyperGroup):
     command's is written ./NAME.)"""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = [_SWEEP, *args]
         return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
     cls=_SweepByDefault,
-    help="Search for the best training job (FILE), on evaluators that stay warm (pool).",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

@@ -20,7 +20,8 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["--help"], "Run a sweep"),
+        (["--help"], "evaluate CHECKPOINT"),
+        (["run", "--help"], "Run a sweep"),
         (["sweep.yaml", "--help"], "--set"),
         (["pool", "--help"], "status"),
         (["pool", "down", "--help"], "End the evaluators"),
