@@ -9,16 +9,20 @@ forked from, so that the node imports vLLM once for all of them, beginning with 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+from ebbtide.platform.errors import ServeError
 from ebbtide.serve import cluster
 from ebbtide.serve.config import Role, ServeConfig
 from ebbtide.serve.engine import FORK_MODULES, Site, demand, environment
 
 MODULE = "ebbtide.serve.app"
 """The module that builds the applications, and imports vLLM."""
+
+_LOOK_S = 1.0
 
 
 class BuilderProcess:
@@ -68,7 +72,7 @@ class Builder:
             role: forked_environment(environment(config, role, site), FORK_MODULES)
             for role in config.roles
         }
-        self._actor = cluster.where_room_is(
+        self._actor, self._node = cluster.where_room_is(
             demand(config, {"decode": 1})[0],
             BuilderProcess,
             self._environments["decode"],
@@ -97,5 +101,11 @@ class Builder:
         self._answer(self._actor.run.remote(self._config, self._site, counts, self._environments))
 
     def _answer(self, reference: Any) -> None:
+        import ray
+
         what = f"{self._config.name}: its workers cannot be started"
-        cluster.answer_of(reference, what, self._config.start_timeout_s)
+        deadline_s = time.monotonic() + self._config.start_timeout_s
+        while not ray.wait([reference], timeout=_LOOK_S)[0] and time.monotonic() < deadline_s:
+            if not cluster.is_alive(self._node):  # Ray would wait for it
+                raise ServeError(f"{what}: the node where vLLM is imported for it has gone")
+        cluster.answer_of(reference, what, _LOOK_S)

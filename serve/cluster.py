@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REACH_TIMEOUT_S = 5.0
+_NODE = re.compile(r"node:(?!__).+")
+"""A resource that a node alone has."""
 
 
 def local_cluster() -> LocalCluster:
@@ -141,23 +144,35 @@ def supervised_on_head(actor: type, name: str, namespace: str, *arguments: Any) 
 
 def where_room_is(
     bundle: Resources, actor: type, environment: dict[str, Any], *arguments: Any
-) -> Any:
+) -> tuple[Any, str]:
     """An actor that takes no room, on a node that has that of ``bundle``, busy or not.
 
     ``environment`` is the runtime environment of its process. It ends with this process, or by
-    :func:`end`.
+    :func:`end`. The node's id comes second. Raises ClusterError if there is none.
     """
     import ray
 
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    node = next((each for each in alive if not shortfall([bundle], [each])), alive[0])
+    from ebbtide.platform.ray_seam.state import draining_nodes
+
+    going = draining_nodes()
+    usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
+    if not usable:
+        raise ClusterError("the Ray cluster has no node that stays; add one")
+    roomy = (node for node in usable if not shortfall([bundle], [node["Resources"]]))
+    node = next(roomy, usable[0])
     # its name as a resource: by its id, one that has just joined may be unknown to the scheduler
-    name = next(key for key in node if key.startswith("node:") and not key.startswith("node:__"))
-    return (
-        ray.remote(actor)
-        .options(num_cpus=0, resources={name: 0.001}, runtime_env=environment)
-        .remote(*arguments)
+    name = next(key for key in node["Resources"] if _NODE.fullmatch(key))
+    started = ray.remote(actor).options(
+        num_cpus=0, resources={name: 0.001}, runtime_env=environment
     )
+    return started.remote(*arguments), str(node["NodeID"])
+
+
+def is_alive(node_id: str) -> bool:
+    """Whether a node has not gone."""
+    import ray
+
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
 
 def end(actor: Any) -> None:

@@ -224,12 +224,13 @@ def _connected(path: Path) -> Iterator[Any]:
 
 def running() -> dict[Path, Json]:
     """The endpoints of this user on this machine, by socket: ``name`` and ``endpoint``."""
-    folder()
-    found = {}
+    found, seen = {}, set()
     for place in _places():
         with contextlib.suppress(OSError):
-            if not _is_ours_alone(place.lstat()):
+            status = place.lstat()
+            if not _is_ours_alone(status) or (status.st_dev, status.st_ino) in seen:
                 continue
+            seen.add((status.st_dev, status.st_ino))
             for path in sorted(place.glob("*.sock")):
                 with contextlib.suppress(OSError, ValueError), _connected(path) as (_, lines):
                     found[path] = json.loads(lines.readline())

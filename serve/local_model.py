@@ -13,11 +13,12 @@ from typing import Any
 from ebbtide.platform.errors import ServeError
 from ebbtide.platform.storage import LocalStorage, open_storage
 from ebbtide.serve.config import Scheme, ServeConfig
-from ebbtide.serve.model_cache import cache_root
+from ebbtide.serve.model_cache import borrowed, cache_root, give_back
 from ebbtide.serve.model_files import check_servable, described, fetch
 from ebbtide.serve.quantize import check_quantizable, quantized
 
 
+@borrowed()
 def check(config: ServeConfig) -> None:
     """Raise ServeError for what an engine would stumble over."""
     folder = fetch(config.model.uri)
@@ -60,9 +61,14 @@ def _vocabulary(folder: Path) -> Any:
 def prepared(uri: str, scheme: Scheme | None) -> Path:
     """The directory to load; quantized if there is a scheme, which takes a while once a machine."""
     folder = fetch(uri)
-    return folder if scheme is None else quantized(folder, scheme, cache_root())
+    if scheme is None:
+        return folder
+    copy = quantized(folder, scheme, cache_root())
+    give_back(folder)
+    return copy
 
 
+@borrowed()
 def max_model_len(config: ServeConfig) -> int:
     """The longest prompt and answer, in tokens. Raises ServeError if nothing says it."""
     folder = fetch(config.model.uri)
@@ -72,6 +78,7 @@ def max_model_len(config: ServeConfig) -> int:
     return found
 
 
+@borrowed()
 def vocab_size(config: ServeConfig) -> int:
     """How many tokens the model knows; 0 if its configuration does not say."""
     return int(described(fetch(config.model.uri)).get("vocab_size") or 0)

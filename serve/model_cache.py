@@ -1,8 +1,9 @@
 """The copies of models that this machine keeps: of remote ones, and in fewer bits.
 
-Promises: a copy that a process uses stays until that process ends, however it ends; of the others
-those that were used last stay, as long as all copies take a quarter of their disk at most, and a
-twentieth of it is free.
+Promises: a copy that a process uses stays until that process ends, however it ends, or gives it
+back; of the others those that were used last stay, as long as all copies take a quarter of their
+disk at most, and a twentieth of it is free (two that are made at once do not know of each other).
+What else lies there is left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 _LARGEST_PART = 1 / 4
 _FREE_PART = 1 / 20
 _LOCK, _USE = ".lock", ".use"
+_NAME = re.compile(r"[0-9a-f]{32}(-\w+)?")
+"""Of a copy: a digest of what it holds."""
 
 _used: dict[Path, IO[str]] = {}
 """Of this process: by copy, the file whose lock says that it is used."""
@@ -54,6 +58,23 @@ def locked(copy: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def borrowed() -> Iterator[None]:
+    """The copies that come into use inside are given back afterwards."""
+    before = set(_used)
+    try:
+        yield
+    finally:
+        for copy in _used.keys() - before:
+            give_back(copy)
+
+
+def give_back(copy: Path) -> None:
+    """This process uses the copy no longer, if it has."""
+    if copy in _used:
+        _used.pop(copy).close()
+
+
 def make_room(cache: Path, needed_bytes: int) -> None:
     """Remove copies that nobody uses, so that one of this size can be made. Raises OSError."""
     disk, copies = shutil.disk_usage(cache), _copies(cache)
@@ -73,7 +94,7 @@ def _copies(cache: Path) -> Sequence[Copy]:
     found = []
     for folder in cache.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it just now
-            if folder.is_dir():
+            if _NAME.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
                 size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
                 use = _beside(folder, _USE)
                 used_s = (use if use.exists() else folder).stat().st_mtime
@@ -82,7 +103,7 @@ def _copies(cache: Path) -> Sequence[Copy]:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a copy, unless it is used or being made."""
+    """Remove a copy, unless it is used or being made, or cannot be removed."""
     lock, use = _beside(folder, _LOCK), _beside(folder, _USE)
     try:
         with (
@@ -93,6 +114,9 @@ def _remove(folder: Path) -> bool:
             use.unlink()
             lock.unlink()
     except BlockingIOError:
+        return False
+    except OSError as error:
+        log.warning("%s: this copy of a model could not be removed: %s", folder, error)
         return False
     return True
 

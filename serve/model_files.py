@@ -73,13 +73,19 @@ def _copy(storage: Storage, whole: export_manifest.ExportManifest | None, cache:
             [(storage.uri, i.key, i.size_bytes, i.modified_s) for i in found]
         ).encode()
     folder = cache / sha256(identity)[:32]
-    with locked(folder):
-        folder.mkdir(exist_ok=True)
-        missing = {key: size for key, size in sizes.items() if not _is_there(folder / key, size)}
-        if missing:
-            make_room(cache, sum(missing.values()))
-        for key in missing:
-            storage.get_file(key, folder / key)
+    try:
+        with locked(folder):
+            folder.mkdir(exist_ok=True)
+            missing = {key: n for key, n in sizes.items() if not _is_there(folder / key, n)}
+            if missing:
+                make_room(cache, sum(missing.values()))
+            for key in missing:
+                storage.get_file(key, folder / key)
+    except OSError as error:
+        raise ServeError(
+            f"{cache}: no copy of {storage.uri} could be made there: {error}; free space, or set "
+            "XDG_CACHE_HOME"
+        ) from error
     return folder
 
 

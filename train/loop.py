@@ -161,6 +161,7 @@ class Training:
             keeps = nodes if config.checkpoint.memory else ()
             source, self.start = restore(self.checkpoints, self.state, keeps)
             if self.start is None and generation_index > 0:  # no generation has saved anything
+                del self.model, self.optimizer, self.state  # there may be no room for both
                 self._build(data.index.vocab_size)
             self.saver = open_saver(self.checkpoints, self.state, keeps, source, interruptions)
         elif handover is not None:

@@ -112,7 +112,8 @@ class Recorder:
             return
         self._heard[trial_id] = 0
         trial.tries += 1
-        self._lost[trial_id], trial.reports = trial.reports, []
+        before = trial.reports or self._lost.get(trial_id, [])  # it may fail before it has told
+        self._lost[trial_id], trial.reports = before, []
         trial.status, trial.metric, trial.started_at_s = "running", None, self._clock.time()
         if self._past.has_answer(trial_id):
             trial.started_at_s = self._past.started_at_s(trial.number)

@@ -39,10 +39,15 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # the import system asks, and takes no for an answer
             raise AttributeError(name)
-        with _lock:
-            if sys.modules.get(self.__name__) is self:
-                del sys.modules[self.__name__]
-            return getattr(importlib.import_module(self.__name__), name)
+        return getattr(_real(self.__name__), name)
+
+
+def _real(name: str) -> ModuleType:
+    """The module itself, in the place of its stand-in."""
+    with _lock:
+        if isinstance(sys.modules.get(name), _StandIn):
+            del sys.modules[name]
+        return importlib.import_module(name)
 
 
 def _stand_in(name: str, named: str | None) -> ModuleType:
@@ -56,7 +61,7 @@ def _class(module: str, name: str) -> type:
     """Stands for a class of a module; called, it makes one of the real."""
 
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+        return getattr(_real(module), name)(*args, **kwargs)
 
     return type(name, (), {"__new__": make})
 

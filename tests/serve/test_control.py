@@ -160,8 +160,8 @@ def test_what_is_no_request_is_refused_in_words(line: bytes) -> None:
 def test_one_of_several_is_chosen_by_name_or_url(base: Path) -> None:
     with pytest.raises(ServeError, match=f"no endpoint of yours .*{base}/ebbtide, {base}/tmp"):
         control.choose(control.running(), None)
-    (base / "ebbtide" / "dead-1.sock").touch()  # of one that was killed
     with Control(config()), Control(config("other", 8001)):
+        (base / "ebbtide" / "dead-1.sock").touch()  # of one that was killed
         found = control.running()
         with pytest.raises(ServeError, match="which endpoint"):
             control.choose(found, None)
@@ -196,7 +196,9 @@ def test_where_no_folder_can_be_is_said_in_words(
     path = {"not there": "a/b", "too long": "x" * 300, "no directory": "file"}[how]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base / path))
     with pytest.raises(ServeError, match="XDG_RUNTIME_DIR"):
-        control.running()
+        control.folder()
+    with pytest.raises(ServeError, match="XDG_RUNTIME_DIR"):
+        control.choose(control.running(), None)  # they may be elsewhere, and are not
 
 
 def test_a_folder_that_others_can_enter_is_not_used(base: Path) -> None:
@@ -217,5 +219,8 @@ def test_an_endpoint_of_another_environment_is_found(
         assert len(control.running()) == 1
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
         assert [each["name"] for each in control.running().values()] == ["tide"]
+        (base / "link").symlink_to(base / "tmp")
+        monkeypatch.setattr(control, "_ELSEWHERE", (str(base / "link" / "ebbtide-{user}"),))
+        assert len(control.running()) == 1  # one folder under two names
         control._places()[1].chmod(0o755)  # anybody may have put it there
         assert control.running() == {}

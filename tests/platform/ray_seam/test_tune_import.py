@@ -34,6 +34,14 @@ assert output.rich is not rich and output.rich.layout.Layout is rich.layout.Layo
 assert output.rich.live.Live
 assert type(packaging.FileLock("lock")) is filelock.FileLock
 """
+MEANWHILE = """\
+from ebbtide.platform.ray_seam import tune_import
+with tune_import._standing_in():
+    import filelock
+    lock = filelock.FileLock("lock")
+import filelock
+assert type(lock) is filelock.FileLock
+"""
 KEPT = """\
 import pandas
 from ebbtide.platform.ray_seam.tune_import import import_tune
@@ -49,6 +57,7 @@ def passes(program: str) -> bool:
 
 def test_what_a_sweep_does_not_use_is_imported_when_it_is_used() -> None:
     assert passes(LEFT_OUT)
+    assert passes(MEANWHILE)
 
 
 def test_what_is_imported_already_is_kept() -> None:
