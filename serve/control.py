@@ -242,8 +242,9 @@ def choose(found: dict[Path, Json], which: str | None) -> Path:
     known = ", ".join(f"{each['name']} ({each['endpoint']})" for each in found.values())
     if not found:
         raise ServeError(
-            f"no endpoint of yours is to be asked in {', '.join(map(str, _places()))}; run this"
-            " beside `serve FILE`, with its XDG_RUNTIME_DIR (or, without one, its TMPDIR)"
+            "no endpoint of yours runs on this machine, as far as can be seen in"
+            f" {', '.join(map(str, _places()))}; run this beside `serve FILE`, with its"
+            " XDG_RUNTIME_DIR (or, without one, its TMPDIR)"
         )
     meant = [
         path

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ebbtide.__main__ import app
 from ebbtide.platform.errors import ConfigError, ServeError
+from ebbtide.serve import control
 
 
 @pytest.mark.parametrize("before", [[], ["run"], ["--set", "http.port=1"]])
@@ -33,6 +34,7 @@ def test_its_help_names_all() -> None:
 
 def test_an_update_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(control, "_ELSEWHERE", ())
     found = CliRunner().invoke(app, ["serve", "update", "--model", "out"])
     assert isinstance(found.exception, ServeError)
     assert "no endpoint of yours runs on this machine" in str(found.exception)
