@@ -32,18 +32,17 @@ _ANSWER_S = 10.0
 _LOOK_S = 0.2
 _MOST_BYTES = 2**16
 """Of what a command wants."""
-_WITHOUT_A_SESSION: tuple[str, ...] = ("{tmp}/ebbtide-{user}",)
-_ELSEWHERE: tuple[str, ...] = ("/tmp/ebbtide-{user}", "/run/user/{user}/ebbtide")
-"""Where an endpoint is that has another ``XDG_RUNTIME_DIR`` or ``TMPDIR`` than the command."""
+_TEMPORARY, _SESSIONS = Path("/tmp"), Path("/run/user")
+"""Where Linux has temporary files, and systemd the sessions of users, if no variable says another:
+there an endpoint is that has another ``XDG_RUNTIME_DIR`` or ``TMPDIR`` than the command."""
 
 
 def _places() -> list[Path]:
     """Where this user's endpoints may be asked, first where one of this process would be."""
-    names = {"user": str(os.getuid()), "tmp": tempfile.gettempdir()}
-    base = os.environ.get("XDG_RUNTIME_DIR")
+    user, base = str(os.getuid()), os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(base, "ebbtide")] if base else []
-    found += [Path(each.format(**names)) for each in _WITHOUT_A_SESSION + _ELSEWHERE]
-    return list(dict.fromkeys(found))
+    found += [Path(each, f"ebbtide-{user}") for each in (tempfile.gettempdir(), _TEMPORARY)]
+    return list(dict.fromkeys([*found, _SESSIONS / user / "ebbtide"]))
 
 
 def folder() -> Path:

@@ -34,7 +34,8 @@ def test_its_help_names_all() -> None:
 
 def test_an_update_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(control, "_ELSEWHERE", ())
+    for place in ("_TEMPORARY", "_SESSIONS"):
+        monkeypatch.setattr(control, place, tmp_path)
     found = CliRunner().invoke(app, ["serve", "update", "--model", "out"])
     assert isinstance(found.exception, ServeError)
     assert "no endpoint of yours runs on this machine" in str(found.exception)

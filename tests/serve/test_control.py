@@ -27,7 +27,8 @@ WANTED = {"update": "s3://models/new"}
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(control, "_ELSEWHERE", ())  # where endpoints of others may be
+    for place in ("_TEMPORARY", "_SESSIONS"):  # where endpoints that are no test's may be
+        monkeypatch.setattr(control, place, tmp_path / "tmp")
     return tmp_path
 
 
@@ -220,7 +221,7 @@ def test_an_endpoint_of_another_environment_is_found(
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
         assert [each["name"] for each in control.running().values()] == ["tide"]
         (base / "link").symlink_to(base / "tmp")
-        monkeypatch.setattr(control, "_ELSEWHERE", (str(base / "link" / "ebbtide-{user}"),))
+        monkeypatch.setattr(control, "_TEMPORARY", base / "link")
         assert len(control.running()) == 1  # one folder under two names
         control._places()[1].chmod(0o755)  # anybody may have put it there
         assert control.running() == {}
