@@ -31,6 +31,7 @@ class Scaling:
         self._elsewhere: tuple[int, float] | None = None
         self._noticed_s: float | None = None
         self._ended_attempt: int | None = None
+        self._has_asked = False
         self._first_seen_s: dict[str, float] = {}
         self._offers: Sequence[Offer] = ()
         self._in_use: Sequence[str] = ()
@@ -45,6 +46,7 @@ class Scaling:
         offers = self._see(nodes)
         self._tell(offers, ())
         self._more_since_s, self._noticed_s, self._elsewhere = None, None, None
+        self._has_asked = False
         not_before_s = ray.get(self._desk().not_before.remote())
         self._is_held = not_before_s == math.inf or self._waits
         if self._is_held or time.time() < not_before_s:
@@ -77,11 +79,12 @@ class Scaling:
         reason = reason or self._move(offers, running, now_s)
         reason = reason or self._growth(standing.attempt, offers, running, now_s)
         if reason is not None:
+            self._has_asked = True
             self._desk().ask_to_leave.remote(standing.attempt, reason)
         return None
 
     def to_place(self, workers: int) -> Sequence[str]:
-        """The nodes for the next generation; none if they were named before, and it did not start.
+        """The workers' nodes; none if they were named before, and the generation did not start.
 
         So what Ray and the rules see differently costs one try.
         """
@@ -105,6 +108,15 @@ class Scaling:
         elsewhere = {offer.node_id for offer in offers if not offer.wanted}
         kept = [{LABEL_NODE_ID: node} for node in self._in_use if node in elsewhere]  # by rank
         return [*wanted, *kept]
+
+    def has_left(self) -> bool:
+        """Whether the running generation was asked to save and leave, and has."""
+        import ray
+
+        if not self._has_asked:
+            return False
+        standing: Standing | None = ray.get(self._desk().standing.remote())
+        return standing is not None and standing.running.has_left
 
     @property
     def _waits(self) -> bool:

@@ -151,18 +151,14 @@ def offers_to_start(
 
 
 def place(offers: Sequence[Offer], before: Collection[str], workers: int) -> list[str]:
-    """The nodes for so many workers: those that had ranks ``before``, then warm ones, then others.
-
-    No more nodes than are needed; none if they do not have the room.
+    """A node for each of so many workers: those that had ranks ``before``, then warm ones, then
+    others. No more nodes than are needed; none if they do not have the room.
     """
     chosen: list[str] = []
-    usable = [offer for offer in offers if offer.usable and offer.workers]
+    usable = [offer for offer in offers if offer.usable]
     for offer in sorted(usable, key=lambda o: (o.node_id not in before, not o.warm, o.node_id)):
-        if workers <= 0:
-            break
-        chosen.append(offer.node_id)
-        workers -= offer.workers
-    return chosen if workers <= 0 else []
+        chosen += [offer.node_id] * min(offer.workers, workers - len(chosen))
+    return chosen if len(chosen) == workers else []
 
 
 def workers_to_start(offers: Sequence[Offer], limits: Limits) -> int | None:

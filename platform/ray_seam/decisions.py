@@ -43,7 +43,11 @@ class Scaling(Protocol):
         """How many to go on with; None to leave the group alone. The group is killed at once."""
 
     def to_place(self, workers: int) -> Sequence[str]:
-        """The nodes (ids) that a group of so many is started on; none: wherever there is room."""
+        """The node (id) of each of so many workers, in any order; none: wherever there is room."""
+
+    def has_left(self) -> bool:
+        """Whether the running group has done what it was asked to, and is to be ended without
+        delay. Asked often while it runs, and cheap as long as nothing was asked of it."""
 
     def to_request(self, nodes: Sequence[NodeOffer]) -> Sequence[Mapping[str, str]]:
         """The workers to reserve resources for, and to ask the cluster's autoscaler for: for each

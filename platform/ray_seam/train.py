@@ -27,15 +27,18 @@ from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import state, worker_group
+from ray.train.v2._internal.util import time_monotonic
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ebbtide.platform import signals
 from ebbtide.platform.ray_seam import environment
 from ebbtide.platform.ray_seam.decisions import Judge, Scaling
+from ebbtide.platform.ray_seam.train_group import PlacedGroup
 from ebbtide.platform.ray_seam.train_policies import ElasticPolicy, JudgingPolicy, PlaceRanks
 
 _ABORT_TIMEOUT_S = 20.0
 _TICK_S = 0.5
+_LEFT_POLL_S = 0.02
 
 
 class _KillWorkers(_TorchBackend):  # type: ignore[misc]  # untyped base
@@ -66,9 +69,12 @@ class _NoSynchronizer:
 
 
 class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
-    """Ray's controller, with ranks placed by ours, and a pause where it would spin for nodes. What
-    is left of the last group is ended then, which Ray does only when the next one starts. To be the
-    only one in its process."""
+    """Ray's controller, with ranks placed by ours, no wait for a group that has left, and a pause
+    where it would spin for nodes. What is left of the last group is ended then, which Ray does only
+    when the next one starts. To be the only one in its process."""
+
+    worker_group_cls = PlacedGroup
+    _latest_poll_time: float
 
     def __init__(
         self, *, scaling_policy: ElasticPolicy, callbacks: list[Any], **others: Any
@@ -78,6 +84,16 @@ class ElasticController(TrainController):  # type: ignore[misc]  # untyped base
         worker_group.SynchronizationActor = _NoSynchronizer()
         state._shutdown_sync_actor = lambda actor: None
         super().__init__(scaling_policy=scaling_policy, callbacks=callbacks, **others)
+
+    async def _poll_workers(self) -> Any:
+        last_s = self._latest_poll_time
+        while (now_s := time_monotonic()) < last_s + self._health_check_interval_s:
+            if self._scaling_policy.scaling.has_left():
+                break
+            await asyncio.sleep(_LEFT_POLL_S)
+        # the rest of the wait is Ray's, which looks after it whether it was aborted
+        self._latest_poll_time = now_s - self._health_check_interval_s + _LEFT_POLL_S
+        return await super()._poll_workers()
 
     async def _step(self) -> Any:
         before = self.get_state()

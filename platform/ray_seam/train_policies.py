@@ -14,7 +14,6 @@ from typing import Any
 
 import ray
 import ray.exceptions
-from ray._raylet import RAY_NODE_ID_KEY  # type: ignore[attr-defined]  # compiled
 from ray.train import (
     ControllerError,
     FailureConfig,
@@ -40,6 +39,7 @@ from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.ray_seam.coordinator import teach_labels
 from ebbtide.platform.ray_seam.decisions import Judge, NodeOffer, ProcessLost, Scaling
 from ebbtide.platform.ray_seam.state import draining_nodes, unreachable_nodes
+from ebbtide.platform.ray_seam.train_group import selector_of
 from ebbtide.platform.ray_seam.workers import prepared_workers
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class PlaceRanks(ControllerCallback):  # type: ignore[misc]  # untyped base
         self, *, scaling_config: ScalingConfig, num_workers: int
     ) -> dict[str, str] | None:
         nodes = self._scaling.to_place(num_workers)
-        return {RAY_NODE_ID_KEY: f"in({','.join(nodes)})"} if nodes else None
+        return selector_of(nodes) if nodes else None
 
 
 class JudgingPolicy(FailurePolicy):  # type: ignore[misc]  # untyped base

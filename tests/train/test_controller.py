@@ -196,6 +196,19 @@ def test_a_new_driver_starts_where_the_last_ones_ranks_were(
     assert scaling.to_place(2) == ["c", "d"]
 
 
+def test_only_a_generation_that_was_asked_to_leave_is_waited_for(desk: Desk) -> None:
+    scaling = Scaling("run", Limits(1, 2))
+    attempt = desk.begin(["a", "b"])
+    assert not scaling.has_left()
+    assert scaling.to_resize([offer("a"), offer("b", draining=True)]) is None  # it is asked now
+    assert desk.reason_to_leave(attempt) is not None
+    assert not scaling.has_left()
+    desk.left(attempt, 7)
+    assert scaling.has_left()
+    assert scaling.to_resize([offer("b", draining=True)]) is None  # there is no node yet
+    assert not scaling.has_left()
+
+
 def test_a_generation_that_has_left_is_resized_once(desk: Desk) -> None:
     """The next group's ranks take seconds before they begin a generation."""
     scaling = Scaling("run", Limits(1, 4))
