@@ -1,14 +1,17 @@
 """Kills, hangs and restarts under an endpoint: whether answers are complete, with their tokens.
 
-``python -m bench.serve_chaos [--short] [--kills N] [--hangs N] [--restarts N] [--seed N]
-[--json]``: one prefill and one decode worker, and N rounds of each kind, 200 kills (20 with
-``--short``) if no number is given. The last line is one JSON document.
+``python -m bench.serve_chaos [--short] [--kills N] [--hangs N] [--restarts N] [--busy N]
+[--seed N] [--json]``: one prefill and one decode worker, and N rounds of each kind, 200 kills (20
+with ``--short``) if no number is given. The last line is one JSON document.
 
 A *kill* is of one process (a replica or its engine, of either role) under greedy streams, all token
 ids of which are compared with those of an undisturbed run. A *hang* is the same by SIGSTOP; the
 process goes on after some seconds, or never, and is then replaced. A *restart* is of one role or of
 both, in any order and at any distance, with nothing asked meanwhile; ``serves`` is how long after
 both roles are ready an answer has gone through both, and streams then have the same tokens.
+A *busy* round does nothing to anyone: two programs a core compute as well, and two clients have
+long prompts computed one after the other; ``false_alarms`` is how many requests were taken from
+healthy workers as if these hung.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +34,16 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from bench.serve_faults import Stream, await_both, round_of, until_split, victims
+from bench.serve_faults import (
+    HUNG,
+    Stream,
+    await_both,
+    measured,
+    round_of,
+    under_long_prompts,
+    until_split,
+    victims,
+)
 from bench.serve_model import write_model
 from ebbtide.platform.config import parse
 from ebbtide.platform.ports import free_run
@@ -40,6 +54,7 @@ MODEL = "bench"
 STREAMS = 4
 KINDS = ("replica", "engine")
 ROLES = ("prefill", "decode")
+_NUM_CORES = os.cpu_count() or 1
 _SILENT_S = 5.0
 """After this a router has noticed that a worker is gone."""
 _STUCK_S = 8.0
@@ -54,6 +69,7 @@ class Seen:
     mismatches: int = 0
     back_s: list[float] = field(default_factory=list)
     serves_s: list[float] = field(default_factory=list)
+    false_alarms: int | None = None
 
     def take(self, streams: list[Stream], reference: list[Stream]) -> str:
         """Count the streams of a round; a line about them."""
@@ -83,7 +99,7 @@ class Seen:
                     f"{name}_p50_s": round(statistics.median(values), 1),
                     f"{name}_max_s": round(max(values), 1),
                 }
-        return found
+        return found | ({} if self.false_alarms is None else {"false_alarms": self.false_alarms})
 
 
 class Endpoint:
@@ -126,6 +142,18 @@ class Endpoint:
         how = "for good" if pause_s is None else f"for {pause_s:.0f} s"
         return f"{role} {kind} {how}: {told}, back after {seen.back_s[-1]:.0f} s"
 
+    def busy(self, number: int, seen: Seen) -> str:
+        before, programs = measured(self.url, HUNG), [_program() for _ in range(2 * _NUM_CORES)]
+        try:
+            streams = asyncio.run(under_long_prompts(self.url, MODEL, self.prompts))
+        finally:
+            for program in programs:
+                program.kill()
+                program.wait()
+        told = seen.take(streams, self.reference)
+        seen.false_alarms = (seen.false_alarms or 0) + int(measured(self.url, HUNG) - before)
+        return f"all cores: {told}, {seen.false_alarms} false alarms"
+
     def restart(self, number: int, seen: Seen) -> str:
         roles = random.sample(ROLES, random.choice((1, 2, 2)))
         distance_s = random.uniform(0.0, 8.0)
@@ -147,6 +175,10 @@ def _drawn(number: int) -> tuple[str, str]:
     return ("decode", KINDS[number]) if number < len(KINDS) else (role, kind)
 
 
+def _program() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
 def _first(role: str, kind: str) -> psutil.Process:
     found = victims(MODEL, role, kind)
     if not found:
@@ -158,12 +190,12 @@ def main() -> None:
     """Run the rounds and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
-    for name in ("kills", "hangs", "restarts"):
+    for name in ("kills", "hangs", "restarts", "busy"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.kills + arguments.hangs + arguments.restarts:
+    if not arguments.kills + arguments.hangs + arguments.restarts + arguments.busy:
         arguments.kills = 20 if arguments.short else 200
     random.seed(arguments.seed)
     result: dict[str, Any] = {}
@@ -178,6 +210,7 @@ def main() -> None:
                 ("kills", arguments.kills, endpoint.kill),
                 ("hangs", arguments.hangs, endpoint.hang),
                 ("restarts", arguments.restarts, endpoint.restart),
+                ("busy", arguments.busy, endpoint.busy),
             )
             for name, total, strike in rounds:
                 seen = Seen()

@@ -19,6 +19,9 @@ import psutil  # type: ignore[import-untyped]  # its stubs are a package of thei
 from ebbtide.platform.process_session import descendants
 
 TOKENS = 160
+REMOTE = 'ebbtide_prefills_total{where="remote"}'
+HUNG = "ebbtide_hung_requests_total"
+_LONG_TOKENS = 900
 _BACK_S = 300.0
 _POLL_S = 0.1
 
@@ -86,6 +89,26 @@ async def round_of(
         return streams
 
 
+async def under_long_prompts(url: str, model: str, prompts: Sequence[str]) -> list[Stream]:
+    """Streams to their ends, while two clients have long prompts computed."""
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        while True:
+            prompt = [random.randrange(1, 250) for _ in range(_LONG_TOKENS)]
+            body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            async with session.post(f"{url}/completions", json=body) as response:
+                await response.read()
+
+    async with aiohttp.ClientSession() as session:
+        asking = [asyncio.create_task(ask(session)) for _ in range(2)]
+        try:
+            return await round_of(url, model, prompts)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+
 def victims(model: str, role: str, kind: str) -> list[psutil.Process]:
     """The processes of a kind (``replica`` or ``engine``) that a role has below this process."""
     found = []
@@ -124,7 +147,7 @@ def await_both(base: str, at_least_s: float) -> float:
 def until_split(url: str, model: str, number: int) -> float:
     """Seconds until an answer has gone through both roles: one whose prompt is computed at a
     prefill worker. ``number`` makes its prompt new."""
-    began_s, before = time.monotonic(), _num_remote(url)
+    began_s, before = time.monotonic(), measured(url, REMOTE)
     while time.monotonic() - began_s < _BACK_S:
         body = {"model": model, "prompt": f"{number} {time.monotonic()} the fox", "max_tokens": 4}
         asked = urllib.request.Request(
@@ -135,13 +158,14 @@ def until_split(url: str, model: str, number: int) -> float:
                 answer.read()
         except urllib.error.HTTPError:
             continue
-        if _num_remote(url) > before:
+        if measured(url, REMOTE) > before:
             return time.monotonic() - began_s
     raise RuntimeError("no answer goes through both roles")
 
 
-def _num_remote(url: str) -> float:
+def measured(url: str, name: str) -> float:
+    """A counter of the router; 0 if it is not there."""
     with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as answer:
         text = answer.read().decode()
-    _, _, rest = text.partition('ebbtide_prefills_total{where="remote"} ')
+    _, _, rest = text.partition(f"\n{name} ")
     return float(rest.split()[0]) if rest else 0.0

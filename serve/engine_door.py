@@ -9,23 +9,26 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from ebbtide.serve import envelope
 from ebbtide.serve.stream import PATHS
-from ebbtide.serve.worker_client import RELEASE_PATH, TOKEN_HEADER
+from ebbtide.serve.worker_client import ALIVE_PATH, RELEASE_PATH, TOKEN_HEADER
 
-_OPEN_PATHS = {*PATHS.values(), "/health", "/metrics", "/openapi.json", RELEASE_PATH}
+_OPEN_PATHS = {*PATHS.values(), "/health", "/metrics", "/openapi.json", RELEASE_PATH} | {ALIVE_PATH}
 
 Release = Callable[[dict[str, Any]], Awaitable[None]]
 """Tells a prefill worker, by the ``kv_transfer_params`` that it gave, to keep them no longer."""
+IsStopped = Callable[[], bool]
+"""Whether the engine is stopped, at once."""
 
 
 class EngineDoor:
     """An ASGI application around another. ``token`` is the router's; it is in no log."""
 
-    def __init__(self, app: Any, token: str, release: Release) -> None:
-        self._app, self._token, self._release = app, token.encode(), release
+    def __init__(self, app: Any, token: str, release: Release, is_stopped: IsStopped) -> None:
+        self._app, self._token = app, token.encode()
+        self._release, self._is_stopped = release, is_stopped
         self._num_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -41,6 +44,8 @@ class EngineDoor:
             return await send({"type": "http.response.body", "body": b"{}"})  # type: ignore[no-any-return]
         if scope["path"] == RELEASE_PATH:
             return await self._release_keys(receive, send)
+        if scope["path"] == ALIVE_PATH:
+            return await _say(send, {"is_stopped": self._is_stopped()})
         self._num_requests += 1
         self._idle.clear()
         try:
@@ -56,12 +61,16 @@ class EngineDoor:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
         await self._release(from_json(body))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
+        await _say(send, {})
 
     async def idle(self) -> None:
         """Block until no request is being answered."""
         await self._idle.wait()
+
+
+async def _say(send: Any, value: dict[str, Any]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": to_json(value)})
 
 
 def refuse_unreadable(app: FastAPI) -> None:

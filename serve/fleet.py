@@ -57,7 +57,7 @@ class Beat:
     generation: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One engine, as the router sees it."""
 
@@ -177,8 +177,3 @@ def choose(workers: list[Worker], keys: list[int]) -> Worker:
     A request at work counts as much as 256 characters of a prompt that are still to be computed.
     """
     return min(workers, key=lambda w: 256 * w.num_requests - w.prefixes.known(keys))
-
-
-def is_stalled(worker: Worker, now_s: float, stall_s: float) -> bool:
-    """Whether a worker that owes tokens has given none to anyone for too long."""
-    return now_s - worker.output_s > stall_s

@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 
 from ebbtide.serve import envelope, prefixes
 from ebbtide.serve.config import Role
-from ebbtide.serve.fleet import Fleet, Worker, is_stalled
+from ebbtide.serve.fleet import Fleet, Worker
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.scaling import Known
 from ebbtide.serve.split import Load, Settings, prefill_where
@@ -51,7 +51,7 @@ _GIVEN_UP = ("abort", "error")
 _LOST = envelope.body(503, "the answer is incomplete: its worker was lost", code="worker_lost")
 _MOST_LOSSES = 3
 """So many workers a request may lose without a further token: one that ends engines ends there."""
-_WATCH_S = 0.25
+_LOOK_S = 0.25
 _RETRY_AFTER_S = 5
 _NEW = 0.2
 """Weight of the latest prompt in the rate at which prompts are computed."""
@@ -69,36 +69,6 @@ class Relay:
     prefill_tokens_per_s: float = 0.0
     _ratio: prefixes.Ratio = field(default_factory=prefixes.Ratio)
     _gaps: tuple[float, int] = (0.0, 0)
-
-    async def watch(self) -> None:
-        """Let go of workers that hang; for the life of the router."""
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            now_s = time.monotonic()
-            self.fleet.forget_silent(now_s)
-            for leg in [each for each in self.client.legs if self._hangs(each, now_s)]:
-                log.warning("worker %s hangs", leg.worker.last.worker_id)
-                leg.worker.shunned_until_s = now_s + self.settings.stall_s
-                leg.let_go()
-
-    def _hangs(self, leg: Leg, now_s: float) -> bool:
-        """An engine may just be busy; so it is left for another one, or when it is given up.
-
-        One whose client does not take what it says is not silent.
-        """
-        worker = leg.worker
-        if worker.is_gone(now_s):
-            return True
-        if leg.is_sending or not leg.can_move:
-            return False
-        owes = leg.has_begun and not leg.has_moved  # a second worker that is slow is no better
-        stalled = owes and is_stalled(worker, now_s, self.settings.stall_s)
-        if not stalled and worker.is_ready(now_s):
-            return False
-        is_bound = leg.is_bound or leg.has_begun
-        own = worker.last.generation if is_bound else None
-        spare = self.fleet.for_decode([], now_s, {worker.last.url}, own)
-        return spare is not None and spare.is_ready(now_s) and not worker.last.is_leaving
 
     def known(self, now_s: float) -> Known:
         """What the number of workers is decided by; the gap is that since this was asked before."""
@@ -151,7 +121,7 @@ class Relay:
             while (worker := self.fleet.for_decode(keys, time.monotonic(), tried, bound)) is None:
                 if time.monotonic() > deadline_s:
                     return None
-                await asyncio.sleep(_WATCH_S)
+                await asyncio.sleep(_LOOK_S)
             return worker
         finally:
             self.num_waiting -= 1

@@ -25,6 +25,7 @@ from ebbtide.platform.ray_seam.llm import (
     engine_app,
     engine_client,
 )
+from ebbtide.serve import engine_processes
 from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
@@ -95,7 +96,10 @@ class EngineServer(Server):
             raise ServeError(reason(error, _own_log())) from error
         app = await engine_app(self)
         refuse_unreadable(app)
-        self._door = EngineDoor(app, self._token, self._release)
+        processes = engine_processes.of_replica(os.getpid())
+        self._door = EngineDoor(
+            app, self._token, self._release, lambda: engine_processes.is_stopped(processes)
+        )
         host = self._host or _node_address()
         self._http = HttpServer(self._door, host)
         await self._http.start()

@@ -34,6 +34,7 @@ from ebbtide.serve.scaling import Known
 from ebbtide.serve.split import Mode, Settings
 from ebbtide.serve.stages import Cost
 from ebbtide.serve.traces import Traces
+from ebbtide.serve.watch import Watch
 from ebbtide.serve.worker_client import Refused, connected
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,9 @@ class RouterProcess:
             door = Door(
                 (config.model_name,), self._keys, config.http.limits, config.http.max_body_bytes
             )
-            watching = asyncio.create_task(relay.watch())
+            watching = asyncio.create_task(
+                Watch(self._fleet, client, metrics, settings.stall_s).run()
+            )
             self._router = Router(door, self._fleet, metrics, relay, self._books, self._traces)
             server = await self._listening(self._router)
             await server.start()

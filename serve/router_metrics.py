@@ -33,6 +33,7 @@ class RouterMetrics:
         self.tokens = counter("ebbtide_tokens", "Tokens of prompts and answers", ["key", "kind"])
         self.moves = counter("ebbtide_moved_streams", "Streams that went on elsewhere")
         self.lost = counter("ebbtide_lost_streams", "Streams that ended in an error event")
+        self.hangs = counter("ebbtide_hung_requests", "Requests whose worker was left as it hung")
         self.prefills = counter("ebbtide_prefills", "Where prompts were computed", ["where"])
         self.ttft = histogram(
             "ebbtide_time_to_first_token_seconds", "From the request to the first token sent"

@@ -30,6 +30,9 @@ TOKEN_HEADER = "x-ebbtide-token"
 RELEASE_PATH = "/kv/release"
 """Where a decode worker is told that it will not fetch what a prefill worker keeps for it."""
 
+ALIVE_PATH = "/alive"
+"""Where a replica says at once that it lives, and whether its engine is stopped."""
+
 _CONNECT_S = 1.0
 _ASIDE = aiohttp.ClientTimeout(total=5.0, sock_connect=_CONNECT_S)
 """For what a worker answers at once or not at all."""
@@ -61,8 +64,8 @@ class Lost(Exception):
 class Leg:
     """One request at one worker.
 
-    ``can_move``: another worker can still do it; ``is_sending``: its client is being waited for;
-    ``is_bound``: only workers with the same model can go on.
+    ``asked_s``: when it began; ``can_move``: another worker can still do it; ``is_sending``: its
+    client is being waited for; ``is_bound``: only workers with the same model can go on.
     """
 
     worker: Worker
@@ -74,6 +77,7 @@ class Leg:
     is_sending: bool = False
     is_bound: bool = False
     is_lost: bool = False
+    asked_s: float = field(default_factory=time.monotonic)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def let_go(self) -> None:
@@ -155,6 +159,10 @@ class WorkerClient:
                 return found
         except _BROKEN as error:
             raise Lost(repr(error)) from error
+
+    async def is_stopped(self, worker: Worker) -> bool:
+        """Whether a worker that answers has an engine that is stopped. Raises Lost."""
+        return bool((await self.page(worker, ALIVE_PATH)).get("is_stopped"))
 
     async def release(self, worker: Worker, params: Json) -> None:
         """Have the keys and values that nobody will fetch given up; else a lease ends in 30 s."""

@@ -59,7 +59,7 @@ class LightServer:
         async def release(params: dict[str, Any]) -> None:
             return None
 
-        self._door = EngineDoor(_App(gap_s=0.02), token, release)
+        self._door = EngineDoor(_App(gap_s=0.02), token, release, bool)
         self._http = HttpServer(self._door, "127.0.0.1")
         await self._http.start()
 

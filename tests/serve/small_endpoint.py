@@ -22,6 +22,7 @@ from ebbtide.serve.router import Door, Router
 from ebbtide.serve.router_metrics import RouterMetrics
 from ebbtide.serve.split import Settings
 from ebbtide.serve.traces import Traces
+from ebbtide.serve.watch import Watch
 from ebbtide.serve.worker_client import connected
 from tests.serve.stand_in import TOKEN, StandIn
 
@@ -93,6 +94,7 @@ class SmallEndpoint:
     metrics: RouterMetrics
     relay: Relay
     router: Router
+    watch: Watch
     beating: set[str] = field(default_factory=set)
 
     def num_running(self) -> int:
@@ -132,6 +134,7 @@ async def small_endpoint(
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(TOKEN))
         relay = Relay(fleet, settings, metrics, client)
+        watch = Watch(fleet, client, metrics, settings.stall_s)
         traces = traces or Traces(None, MODEL, is_passed_on=False)
         router = Router(door or Door((MODEL,)), fleet, metrics, relay, books, traces)
         server = HttpServer(router, "127.0.0.1")
@@ -139,7 +142,9 @@ async def small_endpoint(
         stack.push_async_callback(server.stop)
         url = f"http://127.0.0.1:{server.port}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        found = SmallEndpoint(url, fleet, [*decode, *prefill], session, metrics, relay, router)
+        found = SmallEndpoint(
+            url, fleet, [*decode, *prefill], session, metrics, relay, router, watch
+        )
         beats: list[tuple[str, Role, StandIn]] = []
         for number, worker in enumerate(found.workers):
             await worker.start()
@@ -165,7 +170,7 @@ async def small_endpoint(
                             books.beat(told, time.time())
                 await asyncio.sleep(0.1)
 
-        tasks = [asyncio.create_task(beat()), asyncio.create_task(relay.watch())]
+        tasks = [asyncio.create_task(beat()), asyncio.create_task(watch.run())]
         await asyncio.sleep(0)
         try:
             yield found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbtide.serve.http_server import HttpServer
-from ebbtide.serve.worker_client import RELEASE_PATH, TOKEN_HEADER
+from ebbtide.serve.worker_client import ALIVE_PATH, RELEASE_PATH, TOKEN_HEADER
 
 TOKEN = "secret-of-the-endpoint"
 TEXT = "höhle 龜🫠 und mehr. " * 40
@@ -26,7 +26,7 @@ _LOOP = TEXT.encode()
 class StandIn:
     """One worker. ``break_after``: tokens after which a stream breaks off, ``how``: reset, end,
     abort, error (an event), hang. ``per_chunk``: as many tokens as a chunk has, in turn, as with
-    speculation."""
+    speculation. ``alive``: what it answers when it is asked for a sign of life, if anything."""
 
     gap_s: float = 0.0
     break_after: int | None = None
@@ -35,6 +35,8 @@ class StandIn:
     refuse: tuple[int, str] | None = None
     max_model_len: int = 4096
     generation: int = 1
+    alive: dict[str, bool] | None = field(default_factory=lambda: {"is_stopped": False})
+    num_signs: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     released: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +67,11 @@ class StandIn:
         if scope["path"] == "/openapi.json":
             paths: dict[str, Any] = {"/v1/completions": {}, "/pause": {}}
             return await _answer(send, 200, {"openapi": "3.1.0", "paths": paths})
+        if scope["path"] == ALIVE_PATH:
+            self.num_signs += 1
+            return await (
+                asyncio.sleep(600) if self.alive is None else _answer(send, 200, self.alive)
+            )
         request = json.loads(body)
         if scope["path"] == RELEASE_PATH:
             self.released.append(request)

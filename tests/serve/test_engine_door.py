@@ -53,6 +53,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         ("/v1/completions", TOKEN, 200),
         ("/v1/chat/completions", TOKEN, 200),
         ("/metrics", TOKEN, 200),
+        ("/alive", TOKEN, 200),
+        ("/alive", None, 403),
         ("/v1/completions", None, 403),
         ("/v1/completions", TOKEN + "0", 403),
         ("/v1/completions", "", 403),
@@ -62,7 +64,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     ],
 )
 def test_who_is_let_in(path: str, token: str | None, status: int) -> None:
-    assert asyncio.run(asked(EngineDoor(app, TOKEN, release), path, token)) == status
+    assert asyncio.run(asked(EngineDoor(app, TOKEN, release, bool), path, token)) == status
 
 
 @pytest.mark.parametrize(("token", "expected"), [(TOKEN, [{"remote_port": 7}]), ("else", [])])
@@ -76,7 +78,7 @@ def test_a_router_gives_up_what_a_worker_will_not_fetch(token: str, expected: li
     async def receive() -> Any:
         return bodies.pop(0)
 
-    status = asyncio.run(asked(EngineDoor(app, TOKEN, note), "/kv/release", token, receive))
+    status = asyncio.run(asked(EngineDoor(app, TOKEN, note, bool), "/kv/release", token, receive))
     assert status == (200 if expected else 403)
     assert released == expected
 
@@ -90,7 +92,7 @@ def test_idle_is_when_nothing_is_answered() -> None:
             await go_on.wait()
             await app(scope, receive, send)
 
-        door = EngineDoor(slow, TOKEN, release)
+        door = EngineDoor(slow, TOKEN, release, bool)
         await door.idle()
         asking = asyncio.create_task(asked(door, "/v1/completions", TOKEN))
         await begun.wait()

@@ -6,7 +6,7 @@ import math
 
 from ebbtide.serve import prefixes
 from ebbtide.serve.config import Role
-from ebbtide.serve.fleet import GIVEN_UP_S, SILENT_S, STUCK_S, Beat, Fleet, is_stalled
+from ebbtide.serve.fleet import GIVEN_UP_S, SILENT_S, STUCK_S, Beat, Fleet
 
 
 def beat(name: str, role: Role = "decode", **fields: object) -> Beat:
@@ -79,11 +79,3 @@ def test_a_known_prefix_is_worth_some_waiting() -> None:
     assert fleet.for_decode(keys, 0.0, ()) is b
     b.num_requests = 3
     assert fleet.for_decode(keys, 0.0, ()) is a
-
-
-def test_a_worker_is_stalled_when_it_gives_nothing_to_anyone() -> None:
-    fleet = Fleet()
-    fleet.beat(beat("a"), 0.0)
-    (worker,) = fleet.workers()
-    worker.output_s = 10.0
-    assert not is_stalled(worker, 11.5, 1.5) and is_stalled(worker, 11.6, 1.5)

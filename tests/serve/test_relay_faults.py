@@ -58,17 +58,16 @@ def test_a_slow_stream_that_cannot_move_is_seen_through() -> None:
 def test_a_worker_whose_client_does_not_listen_is_not_silent() -> None:
     async def main() -> None:
         async with small_endpoint([StandIn(), StandIn()]) as endpoint:
-            relay = endpoint.relay
-            worker = endpoint.fleet.workers()[0]
+            watch, worker = endpoint.watch, endpoint.fleet.workers()[0]
             now_s = time.monotonic()
             leg = Leg(worker, has_begun=True)
             worker.output_s = now_s - 60
-            assert relay._hangs(leg, now_s)
+            assert watch.hangs(leg, now_s)
             leg.is_sending = True
-            assert not relay._hangs(leg, now_s)
+            assert not watch.hangs(leg, now_s)
             dead = Beat("dead", "decode", "http://127.0.0.1:1", 4096, engine_silent_s=float("inf"))
             worker.last = dead
-            assert relay._hangs(leg, now_s)
+            assert watch.hangs(leg, now_s)
 
     asyncio.run(main())
 
