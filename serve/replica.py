@@ -8,6 +8,7 @@ this module.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -30,6 +31,7 @@ from ebbtide.serve.beats import Pulse
 from ebbtide.serve.config import Role
 from ebbtide.serve.engine import ENGINE_STOP_S
 from ebbtide.serve.engine_door import EngineDoor, refuse_unreadable
+from ebbtide.serve.engine_sockets import socket_folder
 from ebbtide.serve.http_server import HttpServer
 from ebbtide.serve.local_model import prepared
 from ebbtide.serve.shared_memory import detach_tracker
@@ -84,12 +86,14 @@ class EngineServer(Server):
         self._routers, self._token, self._host = routers, token, host
         self._http: HttpServer | None = None
         self._pulse: Pulse | None = None
+        self._folders = contextlib.ExitStack()
         await super().__init__(llm_config)
 
     async def start(self) -> None:
         """Start the engine, then its application, then tell the router. Raises ServeError."""
         detach_tracker()
         fork_children()
+        self._folders.enter_context(socket_folder())
         try:
             await super().start()
         except Exception as error:
@@ -125,6 +129,7 @@ class EngineServer(Server):
         client = engine_client(self)
         if client is not None:
             await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
+        self._folders.close()
 
 
 async def warm_up(url: str, model: str, token: str) -> None:

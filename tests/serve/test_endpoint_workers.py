@@ -54,6 +54,22 @@ def test_each_role_has_one_process_that_computes(endpoint: Endpoint) -> None:
         assert [each.name() for each in workers(endpoint, role)] == ["VLLM::EngineCore"]
 
 
+def socket_folders(endpoint: Endpoint) -> set[Path]:
+    """Where engines and replicas have the sockets between them, which vLLM gives such names."""
+    found = set()
+    for process in (*replicas(endpoint), *workers(endpoint)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            paths = [Path(each.laddr) for each in process.net_connections("unix") if each.laddr]
+            found |= {path.parent for path in paths if len(path.name) == 36}
+    return found
+
+
+def test_each_replica_has_a_folder_for_its_sockets(endpoint: Endpoint) -> None:
+    found = socket_folders(endpoint)
+    assert len(found) == 2
+    assert all(folder.name.startswith("ebbtide-scratch-zmq-") for folder in found)
+
+
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
     """What they have used so far, in seconds of one core."""
     total = 0.0
@@ -279,7 +295,8 @@ def test_another_model_is_served_without_a_request_that_fails(
 
 def test_ctrl_c_leaves_nothing(endpoint: Endpoint) -> None:
     processes = family(endpoint.process.pid)
-    assert len(processes) > 8
+    folders = socket_folders(endpoint)
+    assert len(processes) > 8 and folders
     before = endpoint.log.read_text()
     for _ in range(2):  # an impatient one
         endpoint.process.send_signal(signal.SIGINT)
@@ -293,7 +310,7 @@ def test_ctrl_c_leaves_nothing(endpoint: Endpoint) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", urlsplit(endpoint.url).port))
     left = {Path("/dev/shm", name) for name in endpoint.segments() - endpoint.segments_before}
-    assert not left
+    assert not left and not any(folder.exists() for folder in folders)
 
 
 def test_what_is_wrong_is_said_before_anything_starts(exported: Path, tmp_path: Path) -> None:

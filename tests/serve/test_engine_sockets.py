@@ -1,0 +1,80 @@
+"""Sockets between an engine and its replica are in a folder that goes with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ebbtide.serve.engine_sockets import VARIABLE, socket_folder
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder with a name that leaves room for sockets'."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_folder_goes_with_its_replica(short: Path) -> None:
+    with socket_folder():
+        folder = Path(os.environ[VARIABLE])
+        assert folder.parent == short
+        (folder / "left").touch()
+    assert VARIABLE not in os.environ and not list(short.iterdir())
+    short.rmdir()
+
+
+def test_what_a_killed_replica_left_goes_with_the_next(short: Path) -> None:
+    code = (
+        "import os, socket; from ebbtide.serve.engine_sockets import *\n"
+        "with socket_folder():\n"
+        "    s = socket.socket(socket.AF_UNIX); s.bind(os.environ[VARIABLE] + '/s')\n"
+        "    print(os.environ[VARIABLE], flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(short)},
+    )
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    os.utime(left, (0, 0))  # one that is young may be about to be used
+    with socket_folder():
+        assert (left / "s").is_socket()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with socket_folder():
+        assert not left.exists()
+    short.rmdir()
+
+
+def test_a_long_path_is_none_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for length in (41, 42, 90):
+        parent = Path("/tmp") / ("x" * (length - len("/tmp/")))
+        parent.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        with socket_folder(), socket.socket(socket.AF_UNIX) as each:
+            assert (parent in Path(os.environ[VARIABLE]).parents) == (length <= 41)
+            each.bind(f"{os.environ[VARIABLE]}/{'u' * 36}")
+        parent.rmdir()
+
+
+def test_a_folder_of_the_users_own_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with socket_folder():
+        assert os.environ[VARIABLE] == str(tmp_path)
+    assert os.environ[VARIABLE] == str(tmp_path) and tmp_path.exists()
