@@ -6,9 +6,10 @@ before the worker makes its NIXL agent or loads a model, and offers no other cal
 
 from __future__ import annotations
 
-from ebbtide.serve import amx, nixl_progress
+from ebbtide.serve import amx, gloo_loop, nixl_progress
 
 nixl_progress.install()
+gloo_loop.install()
 amx.ask()
 
 
