@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -61,13 +61,16 @@ class BuilderProcess:
 class Builder:
     """Such a process for the workers at ``site``, which begins to import; a context that ends it.
 
-    Every method raises ServeError when the process does not answer.
+    Every method raises ServeError when the process does not answer. ``look`` is called every second
+    of waiting, and may raise what ends it.
     """
 
-    def __init__(self, config: ServeConfig, site: Site) -> None:
+    def __init__(
+        self, config: ServeConfig, site: Site, look: Callable[[], None] = lambda: None
+    ) -> None:
         from ebbtide.platform.ray_seam.workers import forked_environment
 
-        self._config, self._site = config, site
+        self._config, self._site, self._look = config, site, look
         self._environments = {
             role: forked_environment(environment(config, role, site), FORK_MODULES)
             for role in config.roles
@@ -106,6 +109,7 @@ class Builder:
         what = f"{self._config.name}: its workers cannot be started"
         deadline_s = time.monotonic() + self._config.start_timeout_s
         while not ray.wait([reference], timeout=_LOOK_S)[0] and time.monotonic() < deadline_s:
+            self._look()
             if not cluster.is_alive(self._node):  # Ray would wait for it
                 raise ServeError(f"{what}: the node where vLLM is imported for it has gone")
         cluster.answer_of(reference, what, _LOOK_S)

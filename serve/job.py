@@ -84,7 +84,7 @@ def start(
         first_port, token = free_run(2 * num_ports(config)), secrets.token_hex(16)
         side_channels = side_channel_ports(config, first_port)
         site = Site(side_channels, cluster.is_loopback(), router_names(config), token)
-        workers = Workers(config, site)
+        workers = Workers(config, site, interrupts.check)
 
         def pause(seconds: float) -> None:
             with interrupts.raising():
@@ -93,7 +93,9 @@ def start(
         def say(text: str) -> None:
             log.info("%s: %s", config.name, text)
 
-        with Builder(config, site) as builder:  # imports vLLM while the rest starts
+        with Builder(
+            config, site, interrupts.check
+        ) as builder:  # imports vLLM while the rest starts
             actors = _start_routers(config, keys, token, resources)
             _start_serve()
             with interrupts.raising():

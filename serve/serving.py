@@ -110,7 +110,7 @@ class Serving:
         site = next_site(config, before.site, self._first_port, self._num_generations)
         update = Update(
             old=before,
-            new=Workers(config, site),
+            new=Workers(config, site, self._interrupts.check),
             counts=self._counts,
             wanted=wanted,
             routers=self._routers,

@@ -35,10 +35,15 @@ _END_S = 60.0
 
 @dataclass(frozen=True)
 class Workers:
-    """One generation's workers. Every method raises ServeError when Ray Serve is gone."""
+    """One generation's workers. Every method raises ServeError when Ray Serve is gone.
+
+    ``look`` is called every second while a process that builds applications is waited for, and may
+    raise what ends that.
+    """
 
     config: ServeConfig
     site: Site
+    look: Callable[[], None] = lambda: None
 
     @property
     def generation(self) -> int:
@@ -63,7 +68,7 @@ class Workers:
         if new and builder is not None:
             builder.run(new)
         elif new:
-            with Builder(self.config, self.site) as own:
+            with Builder(self.config, self.site, self.look) as own:
                 own.run(new)
         with _answering(self.config):
             for role, number in counts.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 
 import pytest
+import ray
 
 from ebbtide.platform.config import parse
 from ebbtide.platform.errors import ConfigError, ServeError
@@ -18,6 +20,10 @@ from ebbtide.serve.engine import Site
 from tests.serve import light_workers
 
 _SITE = Site({"prefill": 21000, "decode": 21002}, True, ("a", "b"), "t")
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.ray
@@ -37,4 +43,8 @@ def test_errors_come_back(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(builder, "MODULE", "tests.serve.nowhere")
         with Builder(config, _SITE) as found, pytest.raises(ServeError, match="No module named"):
             found.prepare()
+        never = ray.remote(time.sleep).options(num_cpus=0).remote(600)
+        with Builder(config, _SITE, _interrupted) as found, pytest.raises(KeyboardInterrupt):
+            found._answer(never)
+        ray.cancel(never, force=True)
     assert "vllm" not in sys.modules
