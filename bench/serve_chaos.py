@@ -37,12 +37,14 @@ import psutil  # type: ignore[import-untyped]  # its stubs are a package of thei
 from bench.serve_faults import (
     HUNG,
     Stream,
+    await_another,
     await_both,
     measured,
     round_of,
     under_long_prompts,
     until_split,
     victims,
+    worker_names,
 )
 from bench.serve_model import write_model
 from ebbtide.platform.config import parse
@@ -55,7 +57,7 @@ STREAMS = 4
 KINDS = ("replica", "engine")
 ROLES = ("prefill", "decode")
 _NUM_CORES = os.cpu_count() or 1
-_SILENT_S = 5.0
+_SILENT_S = 6.0
 """After this a router has noticed that a worker is gone."""
 _STUCK_S = 8.0
 """And after this that its engine does not answer."""
@@ -113,13 +115,14 @@ class Endpoint:
 
     def kill(self, number: int, seen: Seen) -> str:
         role, kind = _drawn(number)
+        before = worker_names(self.url, role)
 
         def strike() -> None:
             _first(role, kind).kill()
 
         streams = asyncio.run(round_of(self.url, MODEL, self.prompts, strike))
         told = seen.take(streams, self.reference)
-        seen.back_s.append(await_both(self.base, _SILENT_S))
+        seen.back_s.append(await_another(self.url, role, before))
         return f"{role} {kind}: {told}, back after {seen.back_s[-1]:.0f} s"
 
     def hang(self, number: int, seen: Seen) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import time
 import urllib.error
 import urllib.request
@@ -142,6 +143,23 @@ def await_both(base: str, at_least_s: float) -> float:
             return took_s
         time.sleep(_POLL_S)
     raise RuntimeError("a worker did not come back")
+
+
+def worker_names(url: str, role: str) -> set[str]:
+    """The workers of a role that the router has heard of lately."""
+    with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as answer:
+        text = answer.read().decode()
+    return set(re.findall(rf'ebbtide_engine_requests{{role="{role}",worker="([^"]+)"', text))
+
+
+def await_another(url: str, role: str, before: set[str]) -> float:
+    """Seconds until a worker that was not there ``before`` is ready in a role."""
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < _BACK_S:
+        if worker_names(url, role) - before:
+            return time.monotonic() - began_s
+        time.sleep(_POLL_S)
+    raise RuntimeError("no worker came in place of another")
 
 
 def until_split(url: str, model: str, number: int) -> float:
