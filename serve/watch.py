@@ -52,11 +52,13 @@ def fault(leg: Leg, sign: Sign | None, now_s: float, stall_s: float) -> str | No
 
     A second worker that is slow is no better than the first, so a stream moves once for silence.
     """
-    if sign is not None and sign.is_stopped:
+    spoke_s = leg.worker.output_s  # a token is a sign of life, too
+    if sign is not None and sign.is_stopped and sign.answered_s > spoke_s:
         return "its engine is stopped"
     if leg.has_moved:
         return None
-    if sign is not None and sign.asked_s is not None and now_s - sign.asked_s >= ANSWER_S:
+    asked_s = None if sign is None else sign.asked_s
+    if asked_s is not None and asked_s > spoke_s and now_s - asked_s >= ANSWER_S:
         return "it gives no sign of life"
     if leg.has_begun and now_s - leg.worker.output_s >= stall_s:
         return f"it has given no token for {stall_s:g} s"
@@ -81,6 +83,9 @@ class Watch:
     async def run(self) -> None:
         """Let go of workers that hang; for the life of the router."""
         while True:
+            if not self._client.legs:
+                self._forget(set(self._signs))
+                await self._client.is_busy.wait()
             began_s, pause_s = time.monotonic(), self._pause_s(time.monotonic())
             await asyncio.sleep(pause_s)
             now_s = time.monotonic()
@@ -143,9 +148,7 @@ class Watch:
     def _ask(self, now_s: float) -> None:
         """Ask those that are silent, and forget what those have said that nobody waits for."""
         waiting = {leg.worker for leg in self._client.legs if not leg.is_sending}
-        for worker in [each for each in self._signs if each not in waiting]:
-            if (task := self._signs.pop(worker).task) is not None:
-                task.cancel()
+        self._forget(self._signs.keys() - waiting)
         for leg in self._client.legs:
             sign = self._signs.get(leg.worker)
             if leg.is_sending or now_s - silent_since(leg) < ASK_AFTER_S:
@@ -154,6 +157,11 @@ class Watch:
                 sign = self._signs.setdefault(leg.worker, Sign())
                 sign.asked_s = now_s
                 sign.task = asyncio.create_task(self._answer(leg.worker, sign))
+
+    def _forget(self, workers: set[Worker]) -> None:
+        for worker in workers:
+            if (task := self._signs.pop(worker).task) is not None:
+                task.cancel()
 
     async def _answer(self, worker: Worker, sign: Sign) -> None:
         """What a worker answers; one that breaks off is no matter of silence."""

@@ -91,13 +91,14 @@ class Leg:
 
 @dataclass
 class WorkerClient:
-    """Asks workers. ``legs`` are the requests that wait for one now; the last ended at
-    ``last_s``."""
+    """Asks workers. ``legs`` are the requests that wait for one now, ``is_busy`` whether there are
+    any; the last ended at ``last_s``."""
 
     session: aiohttp.ClientSession
     token: str
     legs: set[Leg] = field(default_factory=set)
     last_s: float = field(default_factory=time.monotonic)
+    is_busy: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextlib.contextmanager
     def at(
@@ -108,6 +109,7 @@ class WorkerClient:
         worker.num_requests += 1
         worker.prefixes.add(keys)
         self.legs.add(leg)
+        self.is_busy.set()
         try:
             yield leg
         except Lost as lost:
@@ -117,6 +119,8 @@ class WorkerClient:
             raise
         finally:
             self.legs.discard(leg)
+            if not self.legs:
+                self.is_busy.clear()
             self.last_s = time.monotonic()
             worker.num_requests -= 1
 

@@ -37,7 +37,9 @@ def leg(**facts: Any) -> Leg:
     [
         (None, 1.4, None),
         (None, 1.5, "no token"),
-        (Sign(is_stopped=True), 0.4, "stopped"),
+        (Sign(answered_s=10.4, is_stopped=True), 0.4, "stopped"),
+        (Sign(answered_s=9.9, is_stopped=True), 0.4, None),  # and has given a token since
+        (Sign(asked_s=9.9), 1.3, None),
         (Sign(asked_s=10.4), 1.1, None),
         (Sign(asked_s=10.4), 1.3, "no sign of life"),
         (Sign(answered_s=11.0), 1.4, None),
@@ -52,7 +54,7 @@ def test_what_a_worker_is_left_for(sign: Sign | None, silent_s: float, expected:
 def test_a_stream_moves_once_for_silence_and_always_from_what_is_stopped() -> None:
     moved = leg(has_moved=True)
     assert fault(moved, Sign(asked_s=10.4), 99.0, 1.5) is None
-    assert fault(moved, Sign(is_stopped=True), 10.5, 1.5)
+    assert fault(moved, Sign(answered_s=10.4, is_stopped=True), 10.5, 1.5)
 
 
 @dataclass
