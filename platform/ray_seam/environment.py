@@ -43,6 +43,12 @@ QUIET_SERVE: Mapping[str, str] = {
 """For the processes of Ray Serve, which work in these intervals whether there is anything to do or
 not."""
 
+NO_LOG_OF_CALLS: Mapping[str, str] = {
+    "RAY_task_events_report_interval_ms": "0",  # 1000 as it comes
+}
+"""For processes that are called all the time: the control service is not told of each call, and
+``ray list tasks`` shows none."""
+
 QUICK_METRICS: Mapping[str, str] = {
     "RAY_enable_metrics_collection": "1",
     "RAY_metrics_report_interval_ms": "1000",  # 10 s as it comes

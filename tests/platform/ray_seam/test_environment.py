@@ -19,6 +19,7 @@ COMPILED = {
     **environment.PATIENT_FAILURE_DETECTION,
     **environment.QUIET_NODE,
     **environment.QUICK_METRICS,
+    **environment.NO_LOG_OF_CALLS,
 }
 
 
