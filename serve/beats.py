@@ -1,4 +1,4 @@
-"""What a worker says of itself: every second to the routers, and to Ray Serve when it asks.
+"""What a worker says of itself: every second or two to the routers, and to Ray Serve when it asks.
 
 An engine is asked for a sign of life every second, as a stuck one keeps its sockets open and its
 replica well. The question does not go on to the engine's workers: one that does not compute keeps
@@ -20,7 +20,7 @@ import prometheus_client
 
 from ebbtide.platform.errors import ServeError
 from ebbtide.serve.config import Role
-from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, Beat, EngineLoad
+from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, IDLE_BEAT_S, Beat, EngineLoad
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Pulse:
         self._answered_s, self._is_leaving = time.monotonic(), False
         self._tasks: list[asyncio.Task[None]] = []
         self._routers: list[Any] = []
+        self._load, self._next_s = EngineLoad(), BEAT_S
 
     def start(self) -> None:
         """Beat until :meth:`leave` returns."""
@@ -95,21 +96,31 @@ class Pulse:
         self._routers = [await asyncio.to_thread(ray.get_actor, name, NAMESPACE) for name in names]
         while True:
             self._tell()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._next_s)
 
     def _tell(self) -> list[Any]:
         """Say to the routers how it is; returns what their answers will be."""
+        load, silent_s = engine_load(), self._silent_s()
+        self._next_s = next_beat_s(self._load, load, silent_s)
+        self._load = load
         beat = Beat(
             self._id,
             self._role,
             self._url,
             int(self._client.model_config.max_model_len),
-            self._silent_s(),
+            silent_s,
             self._is_leaving,
-            engine_load(),
+            load,
             self._generation,
+            self._next_s,
         )
         return [router.beat.remote(beat) for router in self._routers]
+
+
+def next_beat_s(before: EngineLoad, now: EngineLoad, silent_s: float) -> float:
+    """When a worker is to be heard of again: later if its engine rests, and answers."""
+    is_at_rest = now == before and not (now.num_running or now.num_waiting or now.kv_usage)
+    return IDLE_BEAT_S if is_at_rest and not silent_s else BEAT_S
 
 
 def engine_load(

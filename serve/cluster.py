@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 from ebbtide.platform.errors import ClusterError, EbbtideError, ServeError
 from ebbtide.platform.local_cluster import LocalCluster
-from ebbtide.platform.ray_seam.environment import PATIENT_FAILURE_DETECTION, QUIET_SERVE
+from ebbtide.platform.ray_seam.environment import (
+    NO_LOG_OF_CALLS,
+    PATIENT_FAILURE_DETECTION,
+    QUIET_SERVE,
+)
 from ebbtide.serve import interrupts
 from ebbtide.serve.capacity import Resources, shortfall
 
@@ -32,7 +36,7 @@ def local_cluster() -> LocalCluster:
         nodes=1,
         cpus_per_node=os.cpu_count() or 1,
         # engines that load keep every core busy
-        environment={**PATIENT_FAILURE_DETECTION, **QUIET_SERVE},
+        environment={**PATIENT_FAILURE_DETECTION, **QUIET_SERVE, **NO_LOG_OF_CALLS},
     )
 
 

@@ -14,8 +14,11 @@ from ebbtide.serve.config import Role
 from ebbtide.serve.prefixes import Prefixes
 
 BEAT_S = 1.0
+IDLE_BEAT_S = 2.0
+"""While its engine has nothing to do."""
 SILENT_S = 4.0
-"""A worker that has not been heard of for so long gets no requests while another can."""
+"""A worker that has not been heard of for so long gets no requests while another can; for as much
+longer as it has said that it will be silent."""
 STUCK_S = 6.0
 """Nor one whose engine has not answered its own replica for so long."""
 GIVEN_UP_S = 20.0
@@ -44,7 +47,7 @@ class Beat:
     """What a worker says: who it is, where it listens, and for how long its engine is silent.
 
     One that ``is_leaving`` ends what it has begun, and is to get nothing new. Workers of one
-    ``generation`` have the same model.
+    ``generation`` have the same model. The next beat comes in ``next_s``.
     """
 
     worker_id: str
@@ -55,6 +58,7 @@ class Beat:
     is_leaving: bool = False
     load: EngineLoad = EngineLoad()
     generation: int = 1
+    next_s: float = BEAT_S
 
 
 @dataclass(eq=False)
@@ -72,7 +76,7 @@ class Worker:
     def is_ready(self, now_s: float) -> bool:
         """Whether new requests may go there."""
         return (
-            now_s - self.heard_s < SILENT_S
+            now_s - self.heard_s < SILENT_S + self.last.next_s - BEAT_S
             and not self.is_stuck
             and not self.last.is_leaving
             and now_s >= self.shunned_until_s

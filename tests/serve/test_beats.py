@@ -11,8 +11,8 @@ import prometheus_client
 import pytest
 
 from ebbtide.platform.errors import ServeError
-from ebbtide.serve.beats import Pulse, engine_load
-from ebbtide.serve.fleet import GIVEN_UP_S, Beat, EngineLoad
+from ebbtide.serve.beats import Pulse, engine_load, next_beat_s
+from ebbtide.serve.fleet import BEAT_S, GIVEN_UP_S, IDLE_BEAT_S, Beat, EngineLoad
 
 
 class Engine:
@@ -89,3 +89,20 @@ def test_an_engines_load_is_what_vllm_counts() -> None:
     times.observe(0.5)
     times.observe(0.25)
     assert engine_load(registry) == EngineLoad(3, 0, 0.25, 0.75, 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "silent_s", "expected"),
+    [
+        (EngineLoad(), EngineLoad(), 0.0, IDLE_BEAT_S),
+        (EngineLoad(), EngineLoad(), 0.5, BEAT_S),
+        (EngineLoad(), EngineLoad(num_ended=1), 0.0, BEAT_S),
+        (EngineLoad(1), EngineLoad(1), 0.0, BEAT_S),
+        (EngineLoad(0, 1), EngineLoad(0, 1), 0.0, BEAT_S),
+        (EngineLoad(kv_usage=0.1), EngineLoad(kv_usage=0.1), 0.0, BEAT_S),
+    ],
+)
+def test_a_worker_that_rests_says_so_less_often(
+    before: EngineLoad, now: EngineLoad, silent_s: float, expected: float
+) -> None:
+    assert next_beat_s(before, now, silent_s) == expected

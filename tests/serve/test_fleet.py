@@ -6,7 +6,15 @@ import math
 
 from ebbtide.serve import prefixes
 from ebbtide.serve.config import Role
-from ebbtide.serve.fleet import GIVEN_UP_S, SILENT_S, STUCK_S, Beat, Fleet
+from ebbtide.serve.fleet import (
+    BEAT_S,
+    GIVEN_UP_S,
+    IDLE_BEAT_S,
+    SILENT_S,
+    STUCK_S,
+    Beat,
+    Fleet,
+)
 
 
 def beat(name: str, role: Role = "decode", **fields: object) -> Beat:
@@ -19,6 +27,8 @@ def test_a_worker_is_ready_while_it_and_its_engine_live() -> None:
     (worker,) = fleet.workers()
     assert worker.is_ready(SILENT_S - 0.1) and not worker.is_ready(SILENT_S)
     assert not worker.is_gone(SILENT_S) and worker.is_gone(GIVEN_UP_S)
+    fleet.beat(beat("a", next_s=IDLE_BEAT_S), 0.0)
+    assert worker.is_ready(SILENT_S) and not worker.is_ready(SILENT_S + IDLE_BEAT_S - BEAT_S)
     fleet.beat(beat("a", engine_silent_s=STUCK_S), 5.0)
     assert not worker.is_ready(5.0) and worker.is_stuck and not worker.is_gone(5.0)
     fleet.beat(beat("a", engine_silent_s=GIVEN_UP_S), 5.0)
