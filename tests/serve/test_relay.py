@@ -323,7 +323,8 @@ def test_requests_wait_for_workers_to_be_known() -> None:
 
 def test_but_not_for_ever() -> None:
     async def main() -> None:
-        async with small_endpoint([StandIn()], beating=False) as endpoint:
+        settings = Settings("auto", 64, 0.5, wait_s=0.5)
+        async with small_endpoint([StandIn()], beating=False, settings=settings) as endpoint:
             answer = await endpoint.ask(prompt="go>", stream=True)
             assert answer.status == 503
             assert answer.body["error"]["type"] == "server_error"
