@@ -1,6 +1,6 @@
 """What a worker says of itself: every second or two to the routers, and to Ray Serve when it asks.
 
-An engine is asked for a sign of life every second, as a stuck one keeps its sockets open and its
+An engine is asked for a sign of life as often, as a stuck one keeps its sockets open and its
 replica well. The question does not go on to the engine's workers: one that does not compute keeps
 the engine from answering while there is work, and is not to be woken while there is none.
 """
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "ebbtide-serve"
 """Of the routers' actors."""
-_PROBE_S = 1.0
 _LAST_WORD_S = 1.0
 _COUNTS = (
     "vllm:num_requests_running",
@@ -47,7 +46,8 @@ class Pulse:
         self._role: Role = role
         self._generation = generation
         self._url, self._id = url, f"{role}-{secrets.token_hex(4)}"
-        self._answered_s, self._is_leaving = time.monotonic(), False
+        self._asked_s: float | None = None  # of a question without an answer so far
+        self._is_leaving = False
         self._tasks: list[asyncio.Task[None]] = []
         self._routers: list[Any] = []
         self._load, self._next_s = EngineLoad(), BEAT_S
@@ -81,13 +81,14 @@ class Pulse:
     def _silent_s(self) -> float:
         if self._client.errored:
             return math.inf
-        return max(0.0, time.monotonic() - self._answered_s - _PROBE_S)
+        return 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
 
     async def _probe(self) -> None:
         while not self._client.errored:
+            self._asked_s = time.monotonic()
             await self._client.is_sleeping()
-            self._answered_s = time.monotonic()
-            await asyncio.sleep(_PROBE_S)
+            self._asked_s = None
+            await asyncio.sleep(self._next_s)
 
     async def _beat(self) -> None:
         import ray
@@ -120,7 +121,7 @@ class Pulse:
 def next_beat_s(before: EngineLoad, now: EngineLoad, silent_s: float) -> float:
     """When a worker is to be heard of again: later if its engine rests, and answers."""
     is_at_rest = now == before and not (now.num_running or now.num_waiting or now.kv_usage)
-    return IDLE_BEAT_S if is_at_rest and not silent_s else BEAT_S
+    return IDLE_BEAT_S if is_at_rest and silent_s < BEAT_S else BEAT_S
 
 
 def engine_load(

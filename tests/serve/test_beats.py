@@ -42,7 +42,12 @@ def test_an_engine_is_silent_from_its_last_answer_on() -> None:
         await asyncio.sleep(0)
         assert pulse._silent_s() == 0.0
         pulse.check()
-        pulse._answered_s = time.monotonic() - GIVEN_UP_S - 2
+        engine.answers.clear()
+        while engine.asked < 2:
+            await asyncio.sleep(0.01)
+        assert 0.0 < pulse._silent_s() < GIVEN_UP_S
+        pulse.check()
+        pulse._asked_s = time.monotonic() - GIVEN_UP_S - 1
         assert GIVEN_UP_S < pulse._silent_s() < math.inf
         with pytest.raises(ServeError, match="has not answered for 2"):
             pulse.check()
@@ -95,7 +100,7 @@ def test_an_engines_load_is_what_vllm_counts() -> None:
     ("before", "now", "silent_s", "expected"),
     [
         (EngineLoad(), EngineLoad(), 0.0, IDLE_BEAT_S),
-        (EngineLoad(), EngineLoad(), 0.5, BEAT_S),
+        (EngineLoad(), EngineLoad(), 1.5, BEAT_S),
         (EngineLoad(), EngineLoad(num_ended=1), 0.0, BEAT_S),
         (EngineLoad(1), EngineLoad(1), 0.0, BEAT_S),
         (EngineLoad(0, 1), EngineLoad(0, 1), 0.0, BEAT_S),
