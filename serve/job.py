@@ -22,7 +22,7 @@ from ebbtide.platform.errors import ClusterError, CostError, ServeError
 from ebbtide.platform.ledger import Alive, Finished, LedgerWriter, Started, read_ledger
 from ebbtide.platform.ports import free_run
 from ebbtide.platform.storage import Storage, open_storage
-from ebbtide.serve import capacity, cluster, local_model, ports
+from ebbtide.serve import capacity, cluster, engine_sockets, local_model, ports
 from ebbtide.serve.beats import NAMESPACE
 from ebbtide.serve.builder import Builder
 from ebbtide.serve.config import ServeConfig
@@ -74,6 +74,8 @@ def start(
     resources = contextlib.ExitStack()
     resources.enter_context(_ledger(config))
     interrupts = resources.enter_context(Interrupts())
+    token = secrets.token_hex(16)
+    resources.callback(engine_sockets.remove_left, token)
     try:
         own = _prepare(config, address, resources, interrupts)
         with interrupts.raising():
@@ -81,7 +83,7 @@ def start(
         if own is None:  # one of our own can end with Serve and engines that are half started
             _require_idle_serve()
             resources.callback(_end_serve)
-        first_port, token = free_run(2 * num_ports(config)), secrets.token_hex(16)
+        first_port = free_run(2 * num_ports(config))
         side_channels = side_channel_ports(config, first_port)
         site = Site(side_channels, cluster.is_loopback(), router_names(config), token)
         workers = Workers(config, site, interrupts.check)

@@ -93,7 +93,7 @@ class EngineServer(Server):
         """Start the engine, then its application, then tell the router. Raises ServeError."""
         detach_tracker()
         fork_children()
-        self._folders.enter_context(socket_folder())
+        self._folders.enter_context(socket_folder(self._token))
         try:
             await super().start()
         except Exception as error:
@@ -124,12 +124,14 @@ class EngineServer(Server):
             self._pulse.check()
 
     async def __del__(self) -> None:
-        if self._pulse is not None:
-            await self._pulse.leave(self._door.idle(), _DRAIN_S)
-        client = engine_client(self)
-        if client is not None:
-            await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
-        self._folders.close()
+        try:
+            if self._pulse is not None:
+                await self._pulse.leave(self._door.idle(), _DRAIN_S)
+            client = engine_client(self)
+            if client is not None:
+                await asyncio.to_thread(client.shutdown, ENGINE_STOP_S)
+        finally:
+            self._folders.close()
 
 
 async def warm_up(url: str, model: str, token: str) -> None:

@@ -43,7 +43,7 @@ def test_errors_come_back(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(builder, "MODULE", "tests.serve.nowhere")
         with Builder(config, _SITE) as found, pytest.raises(ServeError, match="No module named"):
             found.prepare()
-        never = ray.remote(time.sleep).options(num_cpus=0).remote(600)
+        never = ray.remote(lambda: time.sleep(600)).options(num_cpus=0).remote()
         with Builder(config, _SITE, _interrupted) as found, pytest.raises(KeyboardInterrupt):
             found._answer(never)
         ray.cancel(never, force=True)

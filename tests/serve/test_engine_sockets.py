@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.serve.engine_sockets import VARIABLE, socket_folder
+from ebbtide.serve.engine_sockets import VARIABLE, remove_left, socket_folder
+
+TOKEN = "t"
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_goes_with_its_replica(short: Path) -> None:
-    with socket_folder():
+    with socket_folder(TOKEN):
         folder = Path(os.environ[VARIABLE])
         assert folder.parent == short
         (folder / "left").touch()
@@ -33,10 +35,11 @@ def test_a_folder_goes_with_its_replica(short: Path) -> None:
     short.rmdir()
 
 
-def test_what_a_killed_replica_left_goes_with_the_next(short: Path) -> None:
+@pytest.mark.parametrize("who", ["the next", "the endpoint"])
+def test_what_a_killed_replica_left_is_removed(short: Path, who: str) -> None:
     code = (
         "import os, socket; from ebbtide.serve.engine_sockets import *\n"
-        "with socket_folder():\n"
+        "with socket_folder('t'):\n"
         "    s = socket.socket(socket.AF_UNIX); s.bind(os.environ[VARIABLE] + '/s')\n"
         "    print(os.environ[VARIABLE], flush=True); input()"
     )
@@ -50,23 +53,29 @@ def test_what_a_killed_replica_left_goes_with_the_next(short: Path) -> None:
     assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     os.utime(left, (0, 0))  # one that is young may be about to be used
-    with socket_folder():
+    with socket_folder(TOKEN):
         assert (left / "s").is_socket()
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    with socket_folder():
-        assert not left.exists()
+    remove_left("of another endpoint")
+    assert left.exists()
+    if who == "the next":
+        with socket_folder(TOKEN):
+            assert not left.exists()
+    else:
+        remove_left(TOKEN)
+    assert not list(short.iterdir())
     short.rmdir()
 
 
 def test_a_long_path_is_none_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    for length in (41, 42, 90):
+    for length in (32, 33, 90):
         parent = Path("/tmp") / ("x" * (length - len("/tmp/")))
         parent.mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(parent))
-        with socket_folder(), socket.socket(socket.AF_UNIX) as each:
-            assert (parent in Path(os.environ[VARIABLE]).parents) == (length <= 41)
+        with socket_folder(TOKEN), socket.socket(socket.AF_UNIX) as each:
+            assert (parent in Path(os.environ[VARIABLE]).parents) == (length <= 32)
             each.bind(f"{os.environ[VARIABLE]}/{'u' * 36}")
         parent.rmdir()
 
@@ -75,6 +84,6 @@ def test_a_folder_of_the_users_own_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    with socket_folder():
+    with socket_folder(TOKEN):
         assert os.environ[VARIABLE] == str(tmp_path)
     assert os.environ[VARIABLE] == str(tmp_path) and tmp_path.exists()
