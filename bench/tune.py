@@ -6,7 +6,8 @@ All are timed alike, in two ways: ``Tuner.fit`` alone, and (``whole_...``) the d
 its start to its end. ``second_sweep_start_s`` is from the start of the command's process, before
 Python is up, to the first line of the first trial's own code, on a pool that an earlier sweep has
 left; the median of three sweeps. Then a driver of ours is killed in the middle and called again:
-``restored_reruns`` counts the finished trials that ran a second time.
+``restored_reruns`` counts the trials that had done all their work at the kill, though neither had
+returned nor been heard of yet, and ran a second time.
 
 Last comes a sweep of real trainings, with ASHA (:mod:`bench.tune_training`): ``training_to_best_s``
 is from the start of the command to the first report of a loss that both sweeps reach,

@@ -25,6 +25,9 @@ from ebbtide.tune.trial import TrialRequest
 
 _log = logging.getLogger(__name__)
 _OWNER_CHECK_S = 1.0
+_LAST_RESULT_S = 1.0
+"""A trial whose driver has died may still tell the result that it was asked for: so a short one
+need not run again."""
 
 
 class LeaseLost(Exception):
@@ -129,7 +132,12 @@ class Evaluator:
         """
         await _over(after)
         self._check(sweep_id)
-        await self._stage.begin(request, state)
+        trial = await self._stage.begin(request, state)
+        try:
+            self._check(sweep_id)
+        except LeaseLost:
+            self._stage.end(trial)
+            raise
         self._spawn(self._nursery.warm())  # fork the next child while this one runs
         return await self.next_result(sweep_id, request.trial_id)
 
@@ -202,7 +210,11 @@ class Evaluator:
         return True
 
     async def recall(self, sweep: str) -> list[Memory]:
-        """What came of a sweep's newest trials here, whoever holds the evaluator now."""
+        """What came of a sweep's newest trials here, whoever holds the evaluator now.
+
+        The driver that began them is dead: one that still runs tells its next result and ends.
+        """
+        await self._stage.settle(_LAST_RESULT_S, sweep)
         return self._stage.memories(sweep)
 
     async def status(self) -> dict[str, Any]:
@@ -236,8 +248,10 @@ class Evaluator:
         loop = asyncio.get_running_loop()
         while self._lease is lease:
             await asyncio.sleep(_OWNER_CHECK_S)
-            if await loop.run_in_executor(None, self._job_is_dead, lease.job_id):
+            is_dead = await loop.run_in_executor(None, self._job_is_dead, lease.job_id)
+            if is_dead and self._lease is lease:
                 _log.warning("the driver of sweep %s has died; freeing", lease.sweep_id)
+                await self._stage.settle(_LAST_RESULT_S)
                 await self.release(lease.sweep_id)
 
     async def _watch_idleness(self, retire: Callable[[], None]) -> None:

@@ -43,13 +43,24 @@ class Child:
     exit_code: Exit
 
     def kill(self) -> None:
-        """SIGKILL for the child and its descendants; also right for one that has ended."""
-        self.writer.close()
+        """SIGKILL for the child and its descendants; also right for one that has ended.
+
+        What it has said can be read until :meth:`close`.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if not self.exit_code.done():  # it may not have made its group yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of the streams."""
+        self.writer.close()
+
+    def end(self) -> None:
+        """Kill it, whatever it has said."""
+        self.kill()
+        self.close()
 
 
 def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -141,13 +152,13 @@ class Nursery:
                 _log.info("a module that trials import starts threads; each will import its own")
                 self._teachable, self._threaded = False, True
             if self._spare is not None:
-                self._spare.kill()  # it was forked before
+                self._spare.end()  # it was forked before
                 self._spare = None
 
     def close(self) -> None:
         """End the zygote and with it every child."""
         if self._spare is not None:
-            self._spare.kill()
+            self._spare.end()
             self._spare = None
         if self._zygote is not None:
             self._zygote.process.kill()

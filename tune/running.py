@@ -2,7 +2,7 @@
 
 Promises: a trial that raises, exits, hangs or is killed fails with its reason; a metric that is not
 finite is a failure; what came of it is remembered for the driver that continues a killed one's
-sweep.
+sweep; one that its own sweep has ended has not failed, and what it had said by then counts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,10 @@ class TrialFailed(Exception):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class TrialEnded(TrialFailed):
+    """The trial was ended from without: by its sweep, or because its driver is gone."""
 
 
 @dataclass
@@ -115,6 +120,7 @@ class RunningTrial:
         self.memory = Memory.of(request)
         self._paused_s = 0.0
         self._turn = asyncio.Lock()  # a save may still be at work when the next result is asked
+        self._has_been_ended = False
 
     def pause(self) -> None:
         """The process waits for the word to go on; its time stands still."""
@@ -128,13 +134,37 @@ class RunningTrial:
     def send(self, line: bytes) -> None:
         self.child.writer.write(line)
 
+    def end(self) -> None:
+        """End the trial, finished or not; a result that it has sent still comes to who waits."""
+        self._has_been_ended = True
+        self.child.kill()
+        if not self._turn.locked():
+            self.child.close()
+
+    async def settle(self, limit_s: float) -> None:
+        """Wait until the result that is under way has come, if one is, or for ``limit_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), self._asking():
+                pass
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        async with self._turn:
+            try:
+                yield
+            finally:
+                if self._has_been_ended:
+                    self.child.close()
+
     async def next_result(self) -> dict[str, Any]:
         """Let the trial go on to its next report that is news. Raises TrialFailed."""
         try:
-            async with self._turn:
+            async with self._asking():
                 result = await self._next_report()
                 while self._num_results <= self.request.skip and not result["done"]:
                     result = await self._next_report()
+        except TrialEnded:
+            raise
         except TrialFailed as failure:
             self.memory.fail(failure)
             raise
@@ -143,7 +173,7 @@ class RunningTrial:
 
     async def save(self, path: str) -> None:
         """Write the trial's state at its last report to a file. Raises TrialFailed."""
-        async with self._turn:
+        async with self._asking():
             self.send(json.dumps({"save": path}).encode() + b"\n")
             message = await self._message()
         if message["event"] != "saved":
@@ -190,5 +220,7 @@ class RunningTrial:
             message: dict[str, Any] = json.loads(line)
             return message
         read.cancel()
+        if self._has_been_ended:
+            raise TrialEnded("its sweep has ended the trial", may_retry=True)
         self.child.kill()
         raise TrialFailed(death_reason(await self.child.exit_code), may_retry=True)

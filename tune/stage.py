@@ -121,18 +121,18 @@ class Stage:
         trial.pause()
         self.trial, self._paused[trial.request.trial_id] = None, trial
         if len(self._paused) > _MAX_PAUSED:
-            self._paused.pop(next(iter(self._paused))).child.kill()
+            self._paused.pop(next(iter(self._paused))).end()
 
     def forget(self, trial_id: str) -> None:
         """End a paused trial."""
         paused = self._paused.pop(trial_id, None)
         if paused is not None:
-            paused.child.kill()
+            paused.end()
 
     def end(self, trial: RunningTrial | None) -> None:
         """End a trial, whether it has finished or not; nothing of it is left."""
         if trial is not None:
-            trial.child.kill()
+            trial.end()
             if self.trial is trial:
                 self.trial = None
 
@@ -142,6 +142,15 @@ class Stage:
         for trial_id in list(self._paused):
             self.forget(trial_id)
         self._states.clear()
+
+    async def settle(self, limit_s: float, sweep: str | None = None) -> None:
+        """End the trial that runs, if it is of the ``sweep``; one that is about to tell a result
+        has ``limit_s`` for that."""
+        trial = self.trial
+        if trial is not None and sweep in (None, trial.request.sweep):
+            await trial.settle(limit_s)
+            if self.trial is trial:
+                self.end(trial)
 
     def memories(self, sweep: str) -> list[Memory]:
         """What came of a sweep's newest trials here."""

@@ -13,6 +13,7 @@ import pytest
 
 from ebbtide.tune.evaluator import Evaluator, LeaseLost
 from ebbtide.tune.nursery import Nursery
+from ebbtide.tune.running import Memory, TrialEnded
 from ebbtide.tune.sharing import QUANTUM_S, Lease
 from ebbtide.tune.trial import TrialRequest
 from tests.tune.evaluators import COLD, LEASE, Bench, alive, open_bench, wait_for
@@ -137,6 +138,35 @@ def test_a_second_sweep_waits_for_the_first_and_a_dead_driver_holds_nothing(
         return pid
 
     pid = bench.do(story())
+    wait_for(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("pause_s", [1.2, 60.0])
+@pytest.mark.parametrize("finds_out", ["the evaluator", "the next driver"])
+def test_what_a_trial_returns_as_its_driver_dies_is_remembered_and_its_end_is_no_failure(
+    own_bench: Bench, monkeypatch: pytest.MonkeyPatch, pause_s: float, finds_out: str
+) -> None:
+    limit_s = 30.0 if pause_s < 30 else 0.1
+    monkeypatch.setattr("ebbtide.tune.evaluator._LAST_RESULT_S", limit_s)
+    bench, evaluator = own_bench, own_bench.evaluator
+    request = replace(bench.request("pauses", {"pause_s": pause_s}), sweep="key")
+
+    async def story() -> tuple[list[Memory], int, Any]:
+        call = asyncio.create_task(evaluator.begin("sweep", request))
+        while (pid := (await evaluator.status())["trial_pid"]) is None:
+            await asyncio.sleep(0)
+        if finds_out == "the evaluator":
+            bench.dead_jobs.add("job")
+            await evaluator.acquire(Lease("other", "other-job"))
+        memories = await evaluator.recall("key")
+        outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
+        assert memories == await evaluator.recall("key")  # nothing comes after
+        return memories, pid, outcome
+
+    (memory,), pid, outcome = bench.do(story())
+    assert memory.failure is None
+    assert [result["finished"] for result in memory.results] == ([True] if pause_s < 30 else [])
+    assert isinstance(outcome, TrialEnded) == (pause_s > 30)
     wait_for(lambda: not alive(pid))
 
 

@@ -96,6 +96,7 @@ def test_a_killed_sweep_continues_where_it_was(base_file: Path) -> None:
     assert finished_at_a_kill and set(marks("finished").values()) == {1}
     assert {seed: started[seed] for seed in finished_at_a_kill} == finished_at_a_kill
     assert sum(started.values()) <= len(started) + kills
+    assert {trial.tries for trial in result.trials} == {1}  # the driver's end is not the trial's
 
     alone = run(base_file, text("alone"), "counted")
 

@@ -155,6 +155,12 @@ def counted(base: Values, values: Values, report: Report) -> Metrics:
     return {"step": base["steps"], "validation_loss": float(values["seed"])}
 
 
+def pauses(base: Values, values: Values, report: Report) -> Metrics:
+    """Its only result comes after ``pause_s``."""
+    time.sleep(values["pause_s"])
+    return {"step": 1, "validation_loss": 0.0}
+
+
 def _parent(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1])
