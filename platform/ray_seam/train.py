@@ -38,7 +38,7 @@ from ebbtide.platform.ray_seam.train_policies import ElasticPolicy, JudgingPolic
 
 _ABORT_TIMEOUT_S = 20.0
 _TICK_S = 0.5
-_LEFT_POLL_S = 0.02
+_LEFT_POLL_S = 0.05
 
 
 class _KillWorkers(_TorchBackend):  # type: ignore[misc]  # untyped base
