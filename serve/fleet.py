@@ -122,6 +122,7 @@ class Fleet:
             if not worker.is_gone(now_s):
                 self.replica_s[beat.role] += now_s - worker.heard_s
             worker.last, worker.heard_s = beat, now_s
+        self.forget_silent(now_s)
         self.changed()
 
     def forget_silent(self, now_s: float) -> None:

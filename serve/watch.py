@@ -31,14 +31,15 @@ _LATE_S = 0.05
 ASK_AFTER_S = 0.4
 """Silence after which a worker is asked for a sign of life, and again after as long."""
 ANSWER_S = 0.8
-"""For an answer that takes no work."""
+"""For an answer that takes no work; twice as long where a first token is waited for, whose prompt
+may keep a worker busy."""
 
 
 @dataclass(eq=False)
 class Sign:
     """What a worker was last asked: when, and whether it has answered that its engine is stopped.
 
-    ``asked_s`` is of a question without an answer so far.
+    ``asked_s`` is of the first question since the last answer.
     """
 
     asked_s: float | None = None
@@ -58,7 +59,8 @@ def fault(leg: Leg, sign: Sign | None, now_s: float, stall_s: float) -> str | No
     if leg.has_moved:
         return None
     asked_s = None if sign is None else sign.asked_s
-    if asked_s is not None and asked_s > spoke_s and now_s - asked_s >= ANSWER_S:
+    patience_s = ANSWER_S if leg.has_begun else 2 * ANSWER_S
+    if asked_s is not None and asked_s > spoke_s and now_s - asked_s >= patience_s:
         return "it gives no sign of life"
     if leg.has_begun and now_s - leg.worker.output_s >= stall_s:
         return f"it has given no token for {stall_s:g} s"
@@ -82,6 +84,7 @@ class Watch:
 
     async def run(self) -> None:
         """Let go of workers that hang; for the life of the router."""
+        was_late = False
         while True:
             if not self._client.legs:
                 self._forget(set(self._signs))
@@ -91,7 +94,10 @@ class Watch:
             now_s = time.monotonic()
             if (late_s := now_s - began_s - pause_s) > _LATE_S:
                 self._excuse(late_s, now_s)
-                continue  # what has come meanwhile is read first
+                was_late = not was_late
+                if was_late:
+                    continue  # what has come meanwhile is read first
+            was_late = False
             self._fleet.forget_silent(now_s)
             self._ask(now_s)
             for leg in list(self._client.legs):
@@ -153,9 +159,10 @@ class Watch:
             sign = self._signs.get(leg.worker)
             if leg.is_sending or now_s - silent_since(leg) < ASK_AFTER_S:
                 continue
-            if sign is None or (sign.asked_s is None and now_s - sign.answered_s >= ASK_AFTER_S):
+            is_open = sign is not None and sign.task is not None and not sign.task.done()
+            if not is_open and (sign is None or now_s - sign.answered_s >= ASK_AFTER_S):
                 sign = self._signs.setdefault(leg.worker, Sign())
-                sign.asked_s = now_s
+                sign.asked_s = now_s if sign.asked_s is None else sign.asked_s
                 sign.task = asyncio.create_task(self._answer(leg.worker, sign))
 
     def _forget(self, workers: set[Worker]) -> None:
@@ -164,12 +171,15 @@ class Watch:
                 task.cancel()
 
     async def _answer(self, worker: Worker, sign: Sign) -> None:
-        """What a worker answers; one that breaks off is no matter of silence."""
+        """What a worker answers; one that breaks off is no matter of silence, as a time-out is."""
+        is_stopped = False
         try:
-            sign.is_stopped = await self._client.is_stopped(worker)
+            is_stopped = await self._client.is_stopped(worker)
         except Lost as lost:
             log.info("worker %s cannot be asked: %s", worker.last.worker_id, lost)
-        sign.asked_s, sign.answered_s = None, time.monotonic()
+            if isinstance(lost.__cause__, TimeoutError):
+                return
+        sign.is_stopped, sign.asked_s, sign.answered_s = is_stopped, None, time.monotonic()
 
 
 def _sooner(due_s: float, other_s: float, now_s: float) -> float:

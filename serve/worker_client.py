@@ -161,12 +161,13 @@ class WorkerClient:
                 response.raise_for_status()
                 found: Json = from_json(await response.read())
                 return found
-        except _BROKEN as error:
+        except (*_BROKEN, ValueError) as error:  # another program may have its port by now
             raise Lost(repr(error)) from error
 
     async def is_stopped(self, worker: Worker) -> bool:
         """Whether a worker that answers has an engine that is stopped. Raises Lost."""
-        return bool((await self.page(worker, ALIVE_PATH)).get("is_stopped"))
+        found: Any = await self.page(worker, ALIVE_PATH)
+        return isinstance(found, dict) and bool(found.get("is_stopped"))
 
     async def release(self, worker: Worker, params: Json) -> None:
         """Have the keys and values that nobody will fetch given up; else a lease ends in 30 s."""

@@ -26,8 +26,9 @@ from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _ROOM_POLL_S = 0.02
-_START_TIMEOUT_S = 600.0
-"""For a process with its environment (``pip``, ``conda``): as long as Ray gives that by itself."""
+_START_TIMEOUT_S = 120.0
+"""For processes to start. Nothing is reserved, so somebody else may have taken the room that was
+seen; then, or when an environment takes longer to build, the next try is a placement group's."""
 
 
 def selector_of(nodes: Sequence[str]) -> dict[str, str]:
@@ -70,7 +71,7 @@ class Rooms(PlacementGroupHandle):  # type: ignore[misc]  # untyped base
     def is_there(self, free: Mapping[str, Mapping[str, float]]) -> bool:
         """Whether these free resources, by node, are enough."""
         return all(
-            free.get(node, {}).get(name, 0.0) >= ranks * amount
+            round(free.get(node, {}).get(name, 0.0), 4) >= round(ranks * amount, 4)  # Ray's unit
             for node, ranks in Counter(self.nodes).items()
             for name, amount in self.resources.items()
         )

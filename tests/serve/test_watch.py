@@ -16,8 +16,8 @@ import pytest
 from ebbtide.serve import engine_processes
 from ebbtide.serve.fleet import Beat, Worker
 from ebbtide.serve.split import Settings
-from ebbtide.serve.watch import ANSWER_S, ASK_AFTER_S, Sign, fault
-from ebbtide.serve.worker_client import Leg
+from ebbtide.serve.watch import ANSWER_S, ASK_AFTER_S, Sign, Watch, fault
+from ebbtide.serve.worker_client import Leg, Lost
 from tests.serve.small_endpoint import SmallEndpoint, small_endpoint
 from tests.serve.stand_in import StandIn, says
 from tests.serve.test_relay import asked
@@ -132,6 +132,36 @@ def test_a_router_that_has_no_turn_itself_blames_nobody() -> None:
             assert await hung(endpoint) == 0
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_router_that_is_always_late_leaves_a_worker_that_hangs() -> None:
+    async def main() -> None:
+        first = StandIn(break_after=9, how="hang")
+        async with small_endpoint(
+            [first, StandIn()], settings=Settings("auto", 64, 0.3)
+        ) as endpoint:
+            path, body = asked("completion", max_tokens=TOKENS)
+            asking = asyncio.create_task(endpoint.ask(path, **body))
+            while not asking.done():
+                time.sleep(0.12)
+                await asyncio.sleep(0)
+            assert (await asking).text == says(TOKENS)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_asked"), [(TimeoutError(), True), (OSError("refused"), False)]
+)
+def test_a_question_that_times_out_is_not_answered(cause: Exception, is_asked: bool) -> None:
+    class Client:
+        async def is_stopped(self, worker: Worker) -> bool:
+            raise Lost("not there") from cause
+
+    watch: Any = Watch(None, Client(), None, 1.5)  # type: ignore[arg-type]
+    sign = Sign(asked_s=1.0, is_stopped=True)
+    asyncio.run(watch._answer(leg().worker, sign))
+    assert (sign.asked_s == 1.0) is is_asked and sign.is_stopped is is_asked
 
 
 def test_a_stopped_process_is_told_from_a_living_one() -> None:

@@ -68,3 +68,8 @@ def test_there_is_room_for_all_ranks_of_a_node_or_none(
 ) -> None:
     rooms = PINS.own("Rooms")(("a", "a", "b"), {"CPU": 2.0, "GPU": 1.0})
     assert rooms.is_there(free) is there
+
+
+def test_ranks_may_fill_a_node_with_parts_of_a_device() -> None:
+    rooms = PINS.own("Rooms")(("a", "a", "a"), {"GPU": 0.1})
+    assert rooms.is_there({"a": {"GPU": 0.3}})
