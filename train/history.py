@@ -43,13 +43,14 @@ class AttemptHistory:
 class History:
     """Built by adding events in order; holds one entry a step, and may be asked at any time.
 
-    ``tokens`` are those of the kept steps.
+    ``tokens`` are those of the kept steps, ``last`` is the newest step, of whichever attempt.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.sessions = 0
         self.attempts: list[AttemptHistory] = []
         self.kept: dict[int, Step] = {}
+        self.last: Step | None = None
         self.tokens = 0
         self.skipped: list[int] = []
         self.validation_loss: float | None = None
@@ -74,11 +75,6 @@ class History:
     def placed(self) -> tuple[str, ...]:
         """The nodes of the newest attempt's ranks."""
         return self.attempts[-1].nodes if self.attempts else ()
-
-    @property
-    def last(self) -> Step | None:
-        """The newest step."""
-        return self._recent[-1] if self._recent else None
 
     @property
     def interruptions(self) -> Interruptions:
@@ -141,6 +137,7 @@ class History:
 
     def _step(self, step: Step) -> None:
         self._recent = [*self._recent[-_RATE_STEPS:], step]
+        self.last = step
         while self.kept and next(reversed(self.kept)) >= step.step:
             _, again = self.kept.popitem()
             self.tokens -= again.tokens

@@ -110,6 +110,20 @@ def test_what_happens_reaches_storage_ledger_and_person(
     assert sorted(world.prestarted) == [("a", 1), ("b", 1)]
 
 
+def test_a_generation_may_leave_and_the_next_begin_between_two_looks(
+    tmp_path: Path, make_config: MakeConfig, world: World
+) -> None:
+    def act(driver: Driver, desk: Desk) -> None:
+        attempt = desk.begin(["a", "b"], "{}")
+        desk.post(step(1))
+        desk.left(attempt, 1)
+        desk.begin(["a", "b", "c"], "{}")
+        driver.tick()
+
+    _, (progress,) = run_driver(tmp_path, make_config, FakeClock(1000.0), act)
+    assert (progress.step, progress.attempt, progress.world_size) == (1, 0, 3)
+
+
 def test_processes_are_kept_warm_again_in_each_generation(
     tmp_path: Path, make_config: MakeConfig, world: World
 ) -> None:

@@ -99,6 +99,9 @@ def test_tokens_per_second_are_of_the_newest_attempt() -> None:
     assert history.tokens_per_s == 100.0
     history.add([began(1), step(3, 1, 50.0)])
     assert history.tokens_per_s is None
+    history.add([began(2)])
+    assert history.last is not None and history.last.step == 3
+    history.add([began(1), step(3, 1, 50.0)])
     history.add([step(4, 1, 50.5)])
     assert history.tokens_per_s == 200.0
 
