@@ -173,6 +173,7 @@ class Relay:
                 raise
             except Lost as error:
                 lost.append(error)
+                _let_try_again(worker, body, tried)
                 body, bound = dict(request), generation  # what a prefill worker has may be gone
                 continue
             except asyncio.CancelledError:
@@ -220,6 +221,7 @@ class Relay:
                     if not stream.can_move:
                         log.warning("a stream cannot go on: %s", lost)
                         break
+                    _let_try_again(worker, body, tried)
                     losses = 1 if stream.num_tokens > most_tokens else losses + 1
                     most_tokens = max(most_tokens, stream.num_tokens)
                     self.metrics.moves.inc()
@@ -360,6 +362,12 @@ class Relay:
             body = {**body, "prompt": ids}  # which spares the second worker the tokenizer
         body = {**body, "kv_transfer_params": answer.get("kv_transfer_params")}
         return body, bound
+
+
+def _let_try_again(worker: Worker, body: Json, tried: set[str]) -> None:
+    """A worker that may just have missed what a dead prefill worker had can compute it itself."""
+    if body.get("kv_transfer_params"):
+        tried.discard(worker.last.url)
 
 
 def _event(value: Json) -> bytes:

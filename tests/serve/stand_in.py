@@ -225,6 +225,12 @@ async def _event(send: Any, chunk: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+async def fails(send: Any) -> None:
+    """An answer by which a worker says that it is at its end with a request."""
+    error = {"message": "no", "type": "InternalServerError", "param": None, "code": 500}
+    await _answer(send, 500, {"error": error})
+
+
 async def _answer(send: Any, status: int, body: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.serve.split import Settings
 from tests.serve.small_endpoint import Answer, small_endpoint
-from tests.serve.stand_in import StandIn, says
+from tests.serve.stand_in import StandIn, fails, says
 
 LONG = "x" * 400 + ">"
 TOKENS = 60
@@ -277,6 +277,37 @@ def test_a_client_that_leaves_ends_its_request() -> None:
             assert all(worker.num_requests == 0 for worker in endpoint.fleet.workers())
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Gone(StandIn):
+    """Has computed its first prompt, and nothing more."""
+
+    async def _generate(self, path: str, request: dict[str, Any], send: Any) -> None:
+        if len(self.asked) > 1:
+            return await fails(send)
+        await super()._generate(path, request, send)
+
+
+class Misses(StandIn):
+    """Cannot have what a prefill worker has computed."""
+
+    async def _generate(self, path: str, request: dict[str, Any], send: Any) -> None:
+        if (request.get("kv_transfer_params") or {}).get("remote_engine_id"):
+            return await fails(send)
+        await super()._generate(path, request, send)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_dying_prefill_worker_had_is_computed_by_the_only_other_one(stream: bool) -> None:
+    async def main() -> None:
+        decode = Misses()
+        settings = Settings("split", 64, 0.5)
+        async with small_endpoint([decode], [Gone()], settings=settings) as endpoint:
+            answer = await endpoint.ask(prompt="go>", stream=stream, max_tokens=TOKENS)
+        assert answer.status == 200 and len(decode.asked) == 2
+        assert not stream or answer.text == says(TOKENS)
+
+    asyncio.run(main())
 
 
 def test_split_and_colocated_are_taken_at_their_word() -> None:
