@@ -1,7 +1,8 @@
 """An endpoint's ledger: its workers' time at their prices, and the tokens of every key.
 
-A worker is a node of the ledger from its first beat to its last, computing while it has requests
-and idle while it has none; what a key's requests had is added up to one record for each flush.
+A worker is a node of the ledger from its first beat to its last, computing from one beat to the
+next (a second, or two at rest) if it has had requests there, idle if none; what a key's requests
+had is added up to one record for each flush.
 Promises: node time and tokens are those of ``/metrics``; a router that takes over continues its
 predecessor's books without a gap. With a router that is killed go the tokens of the requests it was
 at work on, which break, and of those that ended in the last 15 s (:data:`FLUSH_S` and the ledger's

@@ -14,8 +14,9 @@ import openai
 import pytest
 
 from ebbtide.platform.ports import free_run
+from ebbtide.serve.fleet import IDLE_BEAT_S
 from tests.serve.conftest import MODEL_NAME, served
-from tests.serve.served import measured, stream, token_ids, workers
+from tests.serve.served import measured, stream, token_ids, until, workers
 from tests.serve.test_endpoint import prompts, reference
 from tests.serve.test_endpoint_workers import _NUM_STREAMS, _OPTIONS, _TEXTS, followed
 from tests.serve.test_traces import PARENT, TRACE, TRACEPARENT, Collector, attributes
@@ -24,6 +25,7 @@ from tests.serve.tiny_model import MAX_MODEL_LEN
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 _NEW_TOKENS, _TIE = 64, 1e-3
+_PREFILL_S = 'ebbtide_replica_seconds{role="prefill"}'
 
 
 def test_speculation_over_two_roles_changes_no_token_and_all_is_in_the_books(
@@ -62,6 +64,9 @@ def test_speculation_over_two_roles_changes_no_token_and_all_is_in_the_books(
         for (whole, _, _, error), expected_text in zip(others_too, cycle(expected_texts)):
             assert error is None and whole == expected_text
         assert measured(endpoint)["ebbtide_moved_streams_total"] > moved
+        lived_s = measured(endpoint)[_PREFILL_S]
+        rest_s = 3 * IDLE_BEAT_S  # one span between beats, at least, is without a request
+        until(lambda: measured(endpoint)[_PREFILL_S] > lived_s + rest_s, 60, "it does not rest")
         endpoint.process.send_signal(signal.SIGINT)
         assert endpoint.process.wait(90) == 130, endpoint.log.read_text()[-3000:]
     num_tokens = _NEW_TOKENS * (len(texts) + 1) + 200 * (len(_TEXTS) + _NUM_STREAMS)
