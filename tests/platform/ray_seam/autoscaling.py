@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ebbtide.platform import child_process, node_memory, process_session
+from ebbtide.platform.errors import ClusterError
 from ebbtide.platform.nodes import LABEL_INSTANCE_TYPE, LABEL_MARKET, LABEL_ZONE
 from ebbtide.platform.ports import free_ports
 from ebbtide.platform.ray_seam import environment
@@ -88,11 +89,16 @@ class AutoscalingCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        known = set[str]()
+        with contextlib.suppress(ClusterError):  # the head is gone
+            known = {node.node_id for node in self._control.nodes()}  # dead ones, too
         if self._head is not None:
             process_session.kill(self._head)  # first, or it would start new nodes
-        while sessions := {r.session for r in self._raylets()}:
-            for session in sessions:
-                process_session.kill_all(session)
+        while raylets := self._raylets():
+            for raylet in raylets:
+                process_session.kill_all(raylet.session)
+        for node_id in known:
+            node_memory.remove(node_id)
         self._reaper.dismiss()
 
     @property
