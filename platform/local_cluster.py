@@ -14,7 +14,6 @@ on loopback. Where the network is not trusted, put a firewall before it.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import secrets
@@ -43,6 +42,7 @@ from ebbtide.platform.nodes import (
 )
 from ebbtide.platform.ports import free_ports
 from ebbtide.platform.ray_seam import environment
+from ebbtide.platform.ray_seam.fork_early import MODULE as FORK_EARLY
 from ebbtide.platform.reaper import Reaper
 
 if TYPE_CHECKING:
@@ -242,13 +242,7 @@ class LocalCluster:
 
     def process_names(self) -> list[str]:
         """The command lines of all live processes of the cluster; Ray names its workers there."""
-        names = []
-        for process in self._processes:
-            for pid in process_session.processes(process.pid):
-                with contextlib.suppress(OSError):
-                    command = Path("/proc", str(pid), "cmdline").read_bytes()
-                    names.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
-        return names
+        return [name for each in self._processes for name in process_session.names(each.pid)]
 
     # -- how -------------------------------------------------------------------------------------
 
@@ -258,7 +252,10 @@ class LocalCluster:
             raise ClusterError("the local cluster is not running")
         return self._control
 
-    def _ray_start(self, name: str, folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    def _ray_start(
+        self, name: str, folder: Path, *options: str, early: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start a node; with ``early`` it imports what workers need while it starts."""
         from ebbtide.platform.ray_seam.ray_start import AgentPorts  # late: it imports Ray
 
         node_id = secrets.token_hex(28)
@@ -268,6 +265,7 @@ class LocalCluster:
             session_dir.mkdir(parents=True, exist_ok=True)
             ports.announce(str(session_dir), node_id)
         command = [
+            *([sys.executable, "-P", "-m", FORK_EARLY] if early else []),
             str(Path(sys.executable).with_name("ray")),
             "start",
             "--block",
@@ -368,6 +366,7 @@ class LocalCluster:
             f"--num-cpus={self._cpus_per_node}",
             f"--node-ip-address=127.0.{index // 250}.{index % 250 + 3}",
             f"--labels={text}",
+            early=bool(self.nodes),  # it joins a cluster at work
         )
 
     def _start_nodes(self, labels: Sequence[Mapping[str, str]]) -> list[NodeHandle]:

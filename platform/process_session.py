@@ -31,6 +31,16 @@ def processes(session: int) -> list[int]:
     return found
 
 
+def names(session: int) -> list[str]:
+    """The command lines of a session's live processes."""
+    found = []
+    for pid in processes(session):
+        with contextlib.suppress(OSError):
+            command = Path("/proc", str(pid), "cmdline").read_bytes()
+            found.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """Live processes below one, and those that one among them stands for, which are forks of
     another (:mod:`ebbtide.platform.ray_seam.fork_client`).

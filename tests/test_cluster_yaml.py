@@ -12,6 +12,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from ebbtide.__main__ import app
+from ebbtide.platform.ray_seam import fork_early
 
 ROOT = Path(__file__).parents[1]
 MARKETS = {"spot", "on_demand", "on_prem"}
@@ -65,6 +66,12 @@ def test_every_disk_is_encrypted_and_the_dashboard_stays_on_loopback(
         for device in kind["node_config"]["BlockDeviceMappings"]:
             assert device["Ebs"]["Encrypted"] is True
     assert "--dashboard-host=127.0.0.1" in cluster["head_start_ray_commands"][-1]
+
+
+def test_every_worker_imports_while_ray_starts(cluster: dict[str, Any]) -> None:
+    (start,) = (each for each in cluster["worker_start_ray_commands"] if "ray start" in each)
+    words = shlex.split(start)
+    assert words[words.index("python") :][:5] == ["python", "-P", "-m", fork_early.MODULE, "ray"]
 
 
 def test_every_worker_runs_the_agent_under_a_supervisor_with_options_that_it_has(

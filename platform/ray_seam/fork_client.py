@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import signal
@@ -21,14 +22,16 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NoReturn
 
 SERVER = "ebbtide.platform.ray_seam.fork_server"
 MODULES = "EBBTIDE_FORK_MODULES"
 """Environment variable: what the fork server imports, separated by commas."""
 IDLE_S = "EBBTIDE_FORK_IDLE_S"
 """Environment variable: seconds without a worker after which the fork server ends."""
+EARLY = "EBBTIDE_FORK_EARLY"
+"""Environment variable: the socket of the node's process with early imports."""
 OF_SERVER = "--server"
 
 NAME = "fork-"
@@ -43,7 +46,7 @@ MAX_DESCRIPTORS = 250
 HIGH_DESCRIPTOR = 512
 """From here on a fork puts its own out of the way of those that it is given."""
 
-_MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
+MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
 """Variables that may differ from worker to worker without a fork being different."""
 
 
@@ -53,13 +56,18 @@ def address(environment: Mapping[str, str], node: int) -> str:
     ``node`` is the process number of the node's raylet, which other containers in the same network
     may have, too. What was imported under one environment is not forked into another.
     """
-    relevant = sorted((name, text) for name, text in environment.items() if name not in _MINE)
+    relevant = sorted((name, text) for name, text in environment.items() if name not in MINE)
     text = json.dumps([node, _container("self"), os.getuid(), sys.executable, relevant])
     return f"ebbtide-fork-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def start_server(name: str, node: int) -> None:
-    """Start a fork server and wait until it listens, or until it finds that another one does."""
+    """Have a fork server that listens; or find that another one does.
+
+    It is forked from the node's process with early imports, where there is one that fits.
+    """
+    if (early := os.environ.get(EARLY)) and _forked_early(early, name, node):
+        return
     read, write = os.pipe()
     with open(read, "rb") as ready:
         subprocess.Popen(
@@ -71,6 +79,19 @@ def start_server(name: str, node: int) -> None:
         )
         os.close(write)
         ready.read()
+
+
+def _forked_early(early: str, name: str, node: int) -> bool:
+    """Whether the fork server was forked; the reason goes to stderr else."""
+    try:
+        with _asked(early, [sys.executable, name, str(node)], STANDARD_STREAMS) as (_, answer):
+            if "worker" in answer:
+                return True
+            refused = answer["refused"]
+    except OSError as error:
+        refused = str(error)
+    print(f"imports begin only now: {refused}", file=sys.stderr, flush=True)
+    return False
 
 
 def is_ours(peer: socket.socket) -> bool:
@@ -98,10 +119,32 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
     """
     if len(descriptors) > MAX_DESCRIPTORS or max(descriptors) >= HIGH_DESCRIPTOR:
         return "it has more descriptors, or higher ones, than a fork can be given"
+    with _asked(name, command, descriptors) as (answers, answer):
+        if "worker" not in answer:
+            return str(answer["refused"])
+        _stand_for(answer["worker"], descriptors)
+        try:
+            code = json.loads(answers.readline())["exit"]
+        except (OSError, ValueError):  # the server is gone, and now the fork is, too
+            code = 1
+    _end_as(code)
+
+
+@contextlib.contextmanager
+def _asked(
+    name: str, command: Sequence[str], descriptors: Sequence[int]
+) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
+    """Ask a server for a fork: what it says from now on, and its first answer, with ``worker`` (the
+    fork's process number) or ``refused`` (the reason).
+
+    Raises OSError when there is no server.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.connect(f"\0{name}")
         if not is_ours(server):
-            return "the fork server is another user's, or another container's"
+            other = "the fork server is another user's, or another container's"
+            yield io.BytesIO(), {"refused": other}
+            return
         request = {
             "command": list(command),
             "environment": dict(os.environ),
@@ -113,15 +156,11 @@ def fork(name: str, command: Sequence[str], descriptors: Sequence[int]) -> str:
         socket.send_fds(server, [len(body).to_bytes(4, "big")], descriptors)
         server.sendall(body)
         with server.makefile("rb") as answers:
-            answer = json.loads(answers.readline() or '{"refused": "the fork server is gone"}')
-            if "worker" not in answer:
-                return str(answer.get("refused", "the fork has ended before its beginning"))
-            _stand_for(answer["worker"], descriptors)
-            try:
-                code = json.loads(answers.readline())["exit"]
-            except (OSError, ValueError):  # the server is gone, and now the fork is, too
-                code = 1
-    _end_as(code)
+            said = answers.readline() or b'{"refused": "the fork server is gone"}'
+            yield (
+                answers,
+                {"refused": "the fork has ended before its beginning", **json.loads(said)},
+            )
 
 
 def _stand_for(worker: int, descriptors: Sequence[int]) -> None:

@@ -6,6 +6,9 @@ are told the reason else.
 Clients (:mod:`ebbtide.platform.ray_seam.fork_client`) are of the same user and container. The
 server ends with the node's raylet, and when it has had no worker for a while.
 
+It is a process of its own, or a fork of the node's one with early imports
+(:mod:`ebbtide.platform.ray_seam.fork_early`).
+
 ``python -P -m ebbtide.platform.ray_seam.fork_server NAME RAYLET READY``: the name of an abstract
 socket, the raylet's process number, a descriptor that is closed once the server listens.
 """
@@ -21,7 +24,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,8 +82,8 @@ def draws_alike() -> bool:
     return len(drawn) == 1
 
 
-def why_not() -> str:
-    """What makes a fork of this process unsafe; empty if nothing does."""
+def unlike_a_fork() -> str:
+    """What this process has and a fork of it would lack; empty if nothing."""
     for task in Path("/proc/self/task").iterdir():
         name = (task / "comm").read_text().strip()
         if int(task.name) != os.getpid() and name not in _HARMLESS_THREADS:
@@ -89,6 +92,13 @@ def why_not() -> str:
         with contextlib.suppress(OSError):
             if (path := os.readlink(entry.path)).startswith(_ACCELERATORS):
                 return f"the imported modules have opened {path}"
+    return ""
+
+
+def why_not() -> str:
+    """What makes a fork of this process unsafe; empty if nothing does."""
+    if reason := unlike_a_fork():
+        return reason
     if draws_alike():
         return "the imported modules have drawn random numbers, which all forks would draw again"
     return ""
@@ -170,43 +180,69 @@ class Server:
                     answer(connection, exit=os.waitstatus_to_exitcode(status))
 
 
-def main() -> None:
-    """Listen, import, and fork."""
-    name, raylet, ready = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    before = dict(os.environ)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+def import_all(modules: Iterable[str]) -> None:
+    """Import the modules; one that cannot be is told of and left out."""
+    gc.disable()  # what imports make stays: to look through it takes a quarter of their time
+    for module in modules:
         try:
-            listener.bind(f"\0{name}")
-        except OSError:
-            return  # another one was faster
-        listener.listen()
-        os.close(ready)
+            importlib.import_module(module)
+        except Exception:
+            logger.warning("%s cannot be imported ahead of time", module, exc_info=True)
+    sys.stdout.flush()  # else every fork would say again what the imports have said
+    end_threads_that_see_to_forks()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def bound(name: str) -> socket.socket | None:
+    """The socket of a server, which listens; None if another process was faster."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError:
+        listener.close()
+        return None
+    listener.listen()
+    return listener
+
+
+def serve(listener: socket.socket, name: str, raylet: int, environment: Mapping[str, str]) -> None:
+    """Import what the workers need, and fork them; returns at the server's end, and at a worker's.
+
+    ``environment`` is that with which this process was started, before any import.
+    """
+    with listener:
         try:
             node = os.pidfd_open(raylet)
         except ProcessLookupError:
             return
-        gc.disable()  # what imports make stays: to look through it takes a quarter of their time
         with ids_from_elsewhere():
-            for module in filter(None, os.environ.get(fork_client.MODULES, "").split(",")):
-                try:
-                    importlib.import_module(module)
-                except Exception:
-                    logger.warning("%s cannot be imported ahead of time", module, exc_info=True)
-        sys.stdout.flush()  # else every fork would say again what the imports have said
-        end_threads_that_see_to_forks()
-        gc.collect()
-        gc.freeze()
-        gc.enable()
+            import_all(filter(None, os.environ.get(fork_client.MODULES, "").split(",")))
         idle_s = float(os.environ.get(fork_client.IDLE_S) or _IDLE_S)
         request = Server(listener, node, idle_s).run()
         os.close(node)
     if request is not None:
-        set_by_imports = {
-            name: text
-            for name, text in os.environ.items()
-            if text != before.get(name) == request.environment.get(name)
-        }
-        become(request, name, set_by_imports)
+        become(request, name, set_by_imports(environment, request.environment))
+
+
+def set_by_imports(before: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """What imports have done to the environment, but for what a client has set otherwise."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if text != before.get(name) == theirs.get(name)
+    }
+
+
+def main() -> None:
+    """Listen, import, and fork."""
+    name, raylet, ready = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    before = dict(os.environ)
+    listener = bound(name)
+    if listener is not None:
+        os.close(ready)
+        serve(listener, name, raylet, before)
 
 
 if __name__ == "__main__":

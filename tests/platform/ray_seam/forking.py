@@ -5,16 +5,18 @@ With its end all ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebbtide.platform.ray_seam import fork_client
+from ebbtide.platform.ray_seam import fork_client, fork_early
 
 T = TypeVar("T")
 LIMIT_S = 120.0
@@ -56,9 +58,12 @@ def lives(pid: int) -> bool:
 
 
 class Node:
-    """A raylet's part: it starts clients, each in a process group of its own."""
+    """A raylet's part: it starts clients, each in a process group of its own.
 
-    def __init__(self, folder: Path) -> None:
+    ``early``: what the node imports while it starts.
+    """
+
+    def __init__(self, folder: Path, early: str | None = None) -> None:
         self.folder = folder
         self.count = 0
         (folder / "worker.py").write_text(WORKER)
@@ -67,15 +72,27 @@ class Node:
             "PATH": os.environ["PATH"],
             fork_client.MODULES: "heavy",
         }
+        starter = [] if early is None else [sys.executable, "-P", "-m", fork_early.MODULE]
         with (folder / "stderr").open("w") as errors:
             self.shell = subprocess.Popen(
-                ["bash"],
+                [*starter, "bash"],
+                env=os.environ
+                if early is None
+                else self.environment | {fork_early.IMPORTED: early},
                 stdin=-1,
                 stdout=-1,
                 stderr=errors,
                 text=True,
                 start_new_session=True,
             )
+        if early is not None:
+            self.environment |= {fork_client.EARLY: self.told(fork_client.EARLY), "SPT_NOENV": "1"}
+
+    def told(self, variable: str) -> str:
+        """What the shell has been given as a variable."""
+        assert self.shell.stdin is not None and self.shell.stdout is not None
+        print(f"echo ${variable}", file=self.shell.stdin, flush=True)
+        return str(self.shell.stdout.readline().strip())
 
     def module(self, name: str, text: str) -> None:
         (self.folder / f"{name}.py").write_text(text)
@@ -109,3 +126,14 @@ class Node:
 
 def imports(node: Node) -> int:
     return len((node.folder / "imported").read_text().split())
+
+
+@contextlib.contextmanager
+def ended(node: Node) -> Iterator[Node]:
+    """The node, until the test's end."""
+    yield node
+    node.shell.kill()
+    node.shell.communicate()
+    for pid in node.processes():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not node.processes())
