@@ -44,10 +44,9 @@ _ENGINE = {
 def _server(command: list[str], port: int, **variables: str) -> Iterator[str]:
     """A server in a process of its own, once it answers."""
     url = f"http://127.0.0.1:{port}/v1"
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, **_ENGINE, **variables}
-        )
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as sockets:
+        environment = {**os.environ, **_ENGINE, "VLLM_RPC_BASE_PATH": sockets, **variables}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             deadline_s = time.monotonic() + _START_S
             while True:

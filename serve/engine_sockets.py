@@ -1,9 +1,10 @@
-"""Where an engine and its replica have the sockets between them, so that they do not stay behind.
+"""Where an engine and its replica have the sockets between them and other files of a process's
+life, so that these do not stay behind.
 
-vLLM makes files for them in the machine's temporary folder, which nobody removes when a process is
-killed. Here each replica has a folder for its own, which goes with it. What a killed one left is
-removed by the next that starts there (:mod:`ebbtide.platform.scratch`), and at the end of its
-endpoint, if that is on the same machine.
+vLLM, torch and multiprocessing make them in the machine's temporary folder, which nobody removes
+when a process is killed. Here each replica has a folder for its own, which goes with it. What a
+killed one left is removed by the next that starts there (:mod:`ebbtide.platform.scratch`), and at
+the end of its endpoint, if that is on the same machine. What is compiled stays for the next engine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ebbtide.platform.scratch import scratch_folder
 
 VARIABLE = "VLLM_RPC_BASE_PATH"
 """By which vLLM knows the folder; read whenever it makes a socket."""
+TEMPORARY = "TMPDIR"
+"""By which Python's and other libraries do, in the processes that are started from here on."""
 _SHORT = Path("/tmp")
 _LONGEST_PARENT = 107 - len("/ebbtide-scratch-zmq-01234567-01234567/") - 36
 """The kernel's longest path of a socket, without the folder's own name and vLLM's of 36
@@ -34,12 +37,18 @@ def socket_folder(token: str) -> Iterator[None]:
     if VARIABLE in os.environ:
         yield
         return
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # late: it imports torch
+
     with scratch_folder(_purpose(token), _parent()) as folder:
-        os.environ[VARIABLE] = str(folder)
+        cache_dir()  # names that of torch's compiled kernels: it is not to go with the folder
+        before = os.environ.get(TEMPORARY)
+        os.environ[VARIABLE] = os.environ[TEMPORARY] = str(folder)
         try:
             yield
         finally:
-            del os.environ[VARIABLE]
+            del os.environ[VARIABLE], os.environ[TEMPORARY]
+            if before is not None:
+                os.environ[TEMPORARY] = before
 
 
 def remove_left(token: str) -> None:

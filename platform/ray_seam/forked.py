@@ -18,6 +18,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def become(request: Request, server: str, set_by_imports: Mapping[str, str]) -> 
     os.environ.clear()
     os.environ.update(request.environment)
     os.environ.update(set_by_imports)
+    tempfile.tempdir = None  # another environment may have another one
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     threading.Thread(target=_end_with, args=(high,), daemon=True).start()

@@ -20,7 +20,6 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from ebbtide.platform.ray_seam import environment
-from ebbtide.platform.ray_seam.tune_import import without_datasets
 from ebbtide.platform.ray_seam.tune_registry import remembered
 from ebbtide.platform.ray_seam.tune_seats import SeatManager
 from ebbtide.platform.ray_seam.tune_sweep import PooledSweep
@@ -120,6 +119,16 @@ class _SeatActors(RayActorManager):  # type: ignore[misc]  # Ray is untyped
         self.__init__(resource_manager=self._resource_manager)  # type: ignore[misc]  # as Ray does
 
 
+class _NoAnalysis:
+    """In the place of Ray's account of a sweep, for which it reads the snapshot and imports
+    pandas."""
+
+    trials = ()
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+
 def _will_pause(trial: Any, pauses: bool) -> None:
     handle = trial.temporary_state.ray_actor
     if handle is not None:
@@ -128,7 +137,8 @@ def _will_pause(trial: Any, pauses: bool) -> None:
 
 @contextlib.contextmanager
 def pooled(sweep: PooledSweep) -> Iterator[None]:
-    """Inside, ``Tuner.fit`` runs its trials on the sweep's pool."""
+    """Inside, ``Tuner.fit`` runs its trials on the sweep's pool. What it returns is empty: the
+    sweep's trials have heard all results."""
     for name, value in environment.SWEEP.items():
         os.environ.setdefault(name, value)
     import ray.tune.tune
@@ -146,11 +156,7 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
             self._has_decided = self._is_pausing = False
 
         def checkpoint(self, force: bool = False, wait: bool = False) -> None:
-            """The sweep's own journal takes the place of Ray's snapshots; at the end Ray needs
-            one."""
-            if force:
-                with without_datasets():
-                    super().checkpoint(force, wait)
+            """The sweep's own journal takes the place of Ray's snapshots."""
 
         def _states_in_use(self) -> list[str]:
             return [trial.checkpoint.path for trial in self._live_trials if trial.checkpoint]
@@ -199,10 +205,11 @@ def pooled(sweep: PooledSweep) -> Iterator[None]:
                 trial.max_failures = 0
             super()._process_trial_failure(trial, exception)
 
-    original = ray.tune.tune.TuneController
-    ray.tune.tune.TuneController = PooledController
+    loop = ray.tune.tune
+    originals = loop.TuneController, loop.ExperimentAnalysis
+    loop.TuneController, loop.ExperimentAnalysis = PooledController, _NoAnalysis
     try:
         with remembered():
             yield
     finally:
-        ray.tune.tune.TuneController = original
+        loop.TuneController, loop.ExperimentAnalysis = originals

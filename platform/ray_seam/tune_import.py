@@ -122,21 +122,3 @@ def import_tune(using: str) -> None:
         importlib.import_module("ray.tune")
         importlib.import_module("ray.tune.tune")
     importlib.import_module(using)
-
-
-@contextlib.contextmanager
-def without_datasets() -> Iterator[None]:
-    """Inside, Ray Tune's snapshots need no Ray Data; without datasets in them it has no part in
-    them."""
-    import ray
-
-    if "ray.data" in sys.modules:
-        yield
-        return
-    stand_in = _stand_in("ray.data", "Dataset")
-    setattr(ray, "data", stand_in)  # noqa: B010  (mypy knows no such attribute)
-    try:
-        yield
-    finally:
-        if vars(ray).get("data") is stand_in:
-            delattr(ray, "data")

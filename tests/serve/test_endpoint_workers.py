@@ -64,10 +64,13 @@ def socket_folders(endpoint: Endpoint) -> set[Path]:
     return found
 
 
-def test_each_replica_has_a_folder_for_its_sockets(endpoint: Endpoint) -> None:
+def test_each_replica_has_a_folder_for_its_sockets_and_its_engines_files(
+    endpoint: Endpoint,
+) -> None:
     found = socket_folders(endpoint)
     assert len(found) == 2
     assert all(folder.name.startswith("ebbtide-scratch-zmq-") for folder in found)
+    assert all(list(folder.glob("vllm_dist_*")) for folder in found)
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.serve.engine_sockets import VARIABLE, remove_left, socket_folder
+from ebbtide.serve.engine_sockets import TEMPORARY, VARIABLE, remove_left, socket_folder
 
 TOKEN = "t"
 
@@ -26,12 +26,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_folder_goes_with_its_replica(short: Path) -> None:
+def test_a_folder_goes_with_its_replica(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEMPORARY, str(short))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     with socket_folder(TOKEN):
         folder = Path(os.environ[VARIABLE])
-        assert folder.parent == short
-        (folder / "left").touch()
-    assert VARIABLE not in os.environ and not list(short.iterdir())
+        assert folder.parent == short and os.environ[TEMPORARY] == str(folder)
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == short
+        made = subprocess.run(
+            [sys.executable, "-c", "import tempfile; print(tempfile.mkstemp()[1])"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert Path(made.stdout.strip()).parent == folder
+    assert VARIABLE not in os.environ and os.environ[TEMPORARY] == str(short)
+    (kernels,) = short.iterdir()
+    assert kernels.name.startswith("torchinductor")
+    kernels.rmdir()
     short.rmdir()
 
 

@@ -22,6 +22,14 @@ def test_the_loop_makes_its_controller_by_the_name_that_is_replaced() -> None:
     PINS.takes(f"{CONTROLLER}.__init__", "reuse_actors", "resume_config")
 
 
+def test_the_loop_gives_its_account_by_the_name_that_is_replaced() -> None:
+    account = "ray.tune.analysis.experiment_analysis:ExperimentAnalysis"
+    assert PINS.find(f"{LOOP}:ExperimentAnalysis") is PINS.find(account)
+    PINS.says(f"{LOOP}:run", "return ExperimentAnalysis(")
+    grid = "for trial in self._experiment_analysis.trials"
+    PINS.says("ray.tune.result_grid:ResultGrid.__init__", grid)
+
+
 @pytest.mark.parametrize(
     ("method", "takes"),
     [

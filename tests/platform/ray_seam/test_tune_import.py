@@ -7,15 +7,12 @@ import sys
 
 LEFT_OUT = """\
 import sys
-from ebbtide.platform.ray_seam.tune_import import import_tune, without_datasets
+from ebbtide.platform.ray_seam.tune_import import import_tune
 import_tune("ebbtide.tune.tuner")
 left_out = ["pandas", "ray.data", "requests", "jsonschema", "filelock", "rich"]
 assert not [name for name in left_out if name in sys.modules]
 import ray
 assert "data" not in vars(ray)
-with without_datasets():
-    ray.data.Dataset
-assert "data" not in vars(ray) and "ray.data" not in sys.modules
 
 import ray.tune.result_grid
 import pandas
@@ -24,8 +21,6 @@ assert ray.tune.result_grid.pd.DataFrame is pandas.DataFrame
 from ray.tune.impl import out_of_band_serialize_dataset as datasets
 assert datasets.ray.data.Dataset is sys.modules["ray.data"].Dataset
 assert ray.data.Dataset.take_all
-with without_datasets():
-    assert ray.data.Dataset.take_all
 
 import rich.layout, filelock
 from ray.tune.experimental import output
