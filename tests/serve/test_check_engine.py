@@ -19,6 +19,8 @@ from tests.serve.tiny_model import MAX_MODEL_LEN, corpus, one_thread
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 _SEQUENCES = 8
+_ROUNDING = 2**-8
+"""Of a number in bf16. Where it happens depends on the processor's instructions."""
 
 
 def ebbtide(folder: Path, *arguments: str) -> str:
@@ -31,10 +33,6 @@ def ebbtide(folder: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-_ROUNDING = 2**-8
-"""Of a number in bf16. Where it happens depends on the processor's instructions."""
 
 
 def perplexity(model: Path, dataset: str) -> float:
