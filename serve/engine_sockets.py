@@ -40,13 +40,16 @@ def socket_folder(token: str) -> Iterator[None]:
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # late: it imports torch
 
     with scratch_folder(_purpose(token), _parent()) as folder:
-        cache_dir()  # names that of torch's compiled kernels: it is not to go with the folder
+        os.environ[VARIABLE] = str(folder)
         before = os.environ.get(TEMPORARY)
-        os.environ[VARIABLE] = os.environ[TEMPORARY] = str(folder)
+        if folder.parent == Path(tempfile.gettempdir()):
+            cache_dir()  # names that of torch's compiled kernels: it is not to go with the folder
+            os.environ[TEMPORARY] = str(folder)
         try:
             yield
         finally:
-            del os.environ[VARIABLE], os.environ[TEMPORARY]
+            del os.environ[VARIABLE]
+            os.environ.pop(TEMPORARY, None)
             if before is not None:
                 os.environ[TEMPORARY] = before
 

@@ -46,6 +46,13 @@ MAX_DESCRIPTORS = 250
 HIGH_DESCRIPTOR = 512
 """From here on a fork puts its own out of the way of those that it is given."""
 
+_READ_LATER = ("RAY_", "__RAY_", "EBBTIDE_", "AWS_")
+"""Beginnings of variables that no library reads which is imported early."""
+_OF_RAY_START: Mapping[str, str] = {"SPT_NOENV": "1"}
+"""What ``ray start`` sets for all that it starts."""
+
+_PRELOAD = "LD_PRELOAD"
+
 MINE = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_WORKER_ID")
 """Variables that may differ from worker to worker without a fork being different."""
 
@@ -81,9 +88,31 @@ def start_server(name: str, node: int) -> None:
         ready.read()
 
 
+def differing(ours: Mapping[str, str | None], theirs: Mapping[str, str]) -> str:
+    """Why imports made in the one environment are of no use in the other; empty if they are."""
+    ours = {**ours, **_OF_RAY_START}
+    names = [
+        name
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+        and not name.startswith(_READ_LATER)
+        and name not in MINE
+    ]
+    return f"those made early have seen other values of {', '.join(names)}" if names else ""
+
+
 def _forked_early(early: str, name: str, node: int) -> bool:
-    """Whether the fork server was forked; the reason goes to stderr else."""
+    """Whether the fork server was forked; the reason goes to stderr else.
+
+    It is not asked for what it would refuse: it answers only when its imports are done.
+    """
     try:
+        with open(f"/proc/{node}/environ", "rb") as environment:
+            lines = os.fsdecode(environment.read()).split("\0")
+        raylets = dict(line.split("=", 1) for line in lines if "=" in line)
+        # Ray gives a raylet an allocator of its own
+        if refused := differing(raylets | {_PRELOAD: os.environ.get(_PRELOAD)}, os.environ):
+            raise OSError(refused)
         with _asked(early, [sys.executable, name, str(node)], STANDARD_STREAMS) as (_, answer):
             if "worker" in answer:
                 return True

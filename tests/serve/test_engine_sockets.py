@@ -81,12 +81,15 @@ def test_what_a_killed_replica_left_is_removed(short: Path, who: str) -> None:
 
 def test_a_long_path_is_none_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    before = os.environ.get(TEMPORARY)
     for length in (32, 33, 90):
         parent = Path("/tmp") / ("x" * (length - len("/tmp/")))
         parent.mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(parent))
         with socket_folder(TOKEN), socket.socket(socket.AF_UNIX) as each:
             assert (parent in Path(os.environ[VARIABLE]).parents) == (length <= 32)
+            if length > 32:  # other files stay where the user wants them
+                assert os.environ.get(TEMPORARY) == before
             each.bind(f"{os.environ[VARIABLE]}/{'u' * 36}")
         parent.rmdir()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ebbtide.platform.local_cluster import LocalCluster
 from ebbtide.platform.ray_seam import fork_client, fork_early
-from tests.platform.ray_seam.forking import LIMIT_S, Node, ended, imports, lives, until
+from tests.platform.ray_seam.forking import LIMIT_S, WORKER, Node, ended, imports, lives, until
 
 REFUSED = "imports begin only now"
 
@@ -62,6 +63,51 @@ def test_imports_of_one_environment_are_not_used_in_another(early: Node) -> None
     assert f"{REFUSED}: those made early have seen other values of OMP_NUM_THREADS" in (
         early.errors(1)
     )
+
+
+def test_who_needs_other_imports_does_not_wait_for_the_early_ones(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("state = []\n")
+    (tmp_path / "endless.py").write_text(f"import time\ntime.sleep({2 * LIMIT_S})\n")
+    with ended(Node(tmp_path, early="endless")) as node:
+        _, report = node.start(OMP_NUM_THREADS="2")
+    assert report["modules"] == ["heavy"]
+
+
+def test_a_child_of_an_early_fork_is_found_by_its_name(early: Node) -> None:
+    """As vLLM's engines are, which replicas start."""
+    titled = "import setproctitle, signal; setproctitle.setproctitle('VLLM::x'); signal.pause()"
+    starts = (
+        "import subprocess\nfrom ebbtide.platform.ray_seam import forked\n"
+        "import multiprocessing.spawn as spawn\nassert forked.fork_children()\n"
+        f"subprocess.Popen([spawn.get_executable(), '-c', {titled!r}])\n"
+    )
+    early.module("worker", starts + WORKER)
+    early.start(RAY_JOB_ID="01000000")
+    until(lambda: "VLLM::x" in [_name(pid) for pid in early.processes()])
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def test_signals_that_a_worker_blocks_are_blocked_in_its_fork(early: Node) -> None:
+    _, report = early.start()
+    masks = {
+        line.partition(":")[0]: line.split()[1]
+        for line in Path(f"/proc/{report['pid']}/status").read_text().splitlines()
+        if line.startswith("Sig")
+    }
+    client = Path(f"/proc/{early.shell.pid}/status").read_text()
+    assert f"SigBlk:\t{masks['SigBlk']}" in client and report["handler"]
+
+
+def test_the_node_has_no_child_of_which_it_does_not_know(early: Node) -> None:
+    os.kill(early_of(early), signal.SIGKILL)
+    early.start()
+    children = Path(f"/proc/{early.shell.pid}/task/{early.shell.pid}/children").read_text().split()
+    assert len(children) == 1  # the client
 
 
 def test_what_early_imports_set_is_set_in_workers(tmp_path: Path) -> None:
@@ -121,7 +167,7 @@ def test_the_end_of_the_output_is_that_of_the_command() -> None:
 
 @pytest.mark.ray
 def test_a_node_that_joins_has_imported_for_the_workers_of_a_job(cluster: LocalCluster) -> None:
-    from ebbtide.platform.ray_seam.workers import forked_environment
+    from ebbtide.platform.ray_seam.workers import forked_environment, is_busy_worker
 
     node = cluster.add_node()
     ray.init(address=cluster.address, log_to_driver=False)
@@ -136,6 +182,7 @@ def test_a_node_that_joins_has_imported_for_the_workers_of_a_job(cluster: LocalC
     workers = [ray.remote(**options)(Worker).remote() for _ in range(2)]
     (one, parent, name), (two, same, _) = ray.get([each.told.remote() for each in workers])
     assert parent == same and one != two and name.startswith("ebbtide-early-")
+    assert is_busy_worker(Path(f"/proc/{one}/cmdline").read_text())
     assert fork_early.MODULE in Path(f"/proc/{parent}/cmdline").read_text()
     ray.kill(workers[0])
     until(lambda: not lives(one))
