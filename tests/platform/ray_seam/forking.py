@@ -130,10 +130,12 @@ def imports(node: Node) -> int:
 
 @contextlib.contextmanager
 def ended(node: Node) -> Iterator[Node]:
-    """The node, until the test's end."""
-    yield node
-    node.shell.kill()
-    node.shell.communicate()
-    for pid in node.processes():
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: not node.processes())
+    """The node, until the test's end, however that comes."""
+    try:
+        yield node
+    finally:
+        node.shell.kill()
+        node.shell.communicate()
+        for pid in node.processes():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not node.processes())
